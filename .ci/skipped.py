@@ -21,5 +21,6 @@ def skipped(file: str) -> list[str]:
 
 if __name__ == "__main__":
     sys.stdout.writelines(
-        f"{node}\n" for node in dict.fromkeys(node for file in sys.argv[1:] for node in skipped(file))
+        f"{node}\n"
+        for node in dict.fromkeys(node for file in sys.argv[1:] for node in skipped(file))
     )

@@ -40,7 +40,10 @@ STEPS: dict[str, tuple[str, Keys]] = {
     "big": ("aiayn_big", {}),
     "base_einsum": ("aiayn_base", EINSUM),
     "base_chunk512": ("aiayn_base", {"loss.logits_chunk_size": 512}),
-    "base_einsum_rows128": ("aiayn_base", EINSUM | {"data.max_length": 128, "data.pack_length": 128}),
+    "base_einsum_rows128": (
+        "aiayn_base",
+        EINSUM | {"data.max_length": 128, "data.pack_length": 128},
+    ),
     "base_no_dropout": ("aiayn_base", {"model.dropout": 0.0}),
     "base_50k_tokens": ("aiayn_base", {"data.batch_tokens": 50_000}),
     "big_einsum": ("aiayn_big", EINSUM),
@@ -50,7 +53,9 @@ STEPS: dict[str, tuple[str, Keys]] = {
 """Today's defaults, and rows with keys changed."""
 RESUMES = {"resume": EINSUM | SMALL, "resume_default": SMALL}
 SELFTEST = "selftest"
-FIRST = "base,big,base_einsum,selftest,resume,multi30k,base_chunk512,base_einsum_rows128,envi_t2t".split(",")
+FIRST = "base,big,base_einsum,selftest,resume,multi30k,base_chunk512,base_einsum_rows128,envi_t2t".split(
+    ","
+)
 ROWS = dict.fromkeys((*FIRST, *STEPS, *RESUMES, *published.RECIPES))
 DEFAULT = ",".join(name for name in ROWS if name != "base_splash")
 GRACE = 10
@@ -74,7 +79,9 @@ def measure(name: str, args: argparse.Namespace, overrides: dict[str, str]) -> d
     return published.train(name, args.prepared, args.seconds, overrides)
 
 
-def run_row(name: str, args: argparse.Namespace, overrides: dict[str, str], seconds: float) -> dict[str, Any]:
+def run_row(
+    name: str, args: argparse.Namespace, overrides: dict[str, str], seconds: float
+) -> dict[str, Any]:
     """Return the row, or why it failed and what it said before. Timed programs do not come out of JAX's cache."""
     flags = [f"--rows={name}", f"--updates={args.updates}", f"--seconds={seconds:.0f}"]
     flags += [f"--prepared={args.prepared}"] if args.prepared else []
@@ -88,20 +95,28 @@ def run_row(name: str, args: argparse.Namespace, overrides: dict[str, str], seco
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             out, errors = process.communicate()
-    rows = [json.loads(line) for line in out.splitlines() if line.startswith("{") and line.endswith("}")]
+    rows = [
+        json.loads(line) for line in out.splitlines() if line.startswith("{") and line.endswith("}")
+    ]
     row = rows[-1] if rows else {}
     if not process.returncode:
         return row
     print(errors, file=sys.stderr)
     lines = errors.strip().splitlines() or ["no message"]
-    reason = [line for line in lines if "Error: " in line or line.startswith("benchmarks.")] or lines
+    reason = [
+        line for line in lines if "Error: " in line or line.startswith("benchmarks.")
+    ] or lines
     late = f"no result within {seconds:.0f} s" if process.returncode == -signal.SIGKILL else ""
     return row | {"failed": late or f"exit code {process.returncode}: {reason[-1][:300]}"}
 
 
 def machine() -> dict[str, Any]:
     """Return what the record says of this machine, read by a process that then leaves the accelerator."""
-    command = [sys.executable, "-c", "import json; from benchmarks.record import machine; print(json.dumps(machine()))"]
+    command = [
+        sys.executable,
+        "-c",
+        "import json; from benchmarks.record import machine; print(json.dumps(machine()))",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, env=variables(), check=False)
     if done.returncode:
         raise UserError(f"JAX finds no device here: {done.stderr.strip().splitlines()[-1][:300]}")
@@ -111,7 +126,10 @@ def machine() -> dict[str, Any]:
 def new_record(args: argparse.Namespace, overrides: dict[str, str]) -> dict[str, Any]:
     """Return the record of --out to go on with, or a new one. Raises UserError for one that was measured otherwise."""
     record = {
-        "what": "training in bfloat16 on random pairs, packed: real target tokens/s; self-test, resume; published recipes",
+        "what": (
+            "training in bfloat16 on random pairs, packed: real target tokens/s; self-test, resume;"
+            " published recipes"
+        ),
         "commands": [],
         "updates": args.updates,
         "overrides": overrides,
@@ -124,7 +142,9 @@ def new_record(args: argparse.Namespace, overrides: dict[str, str]) -> dict[str,
     old = json.loads(Path(args.out).read_text())
     fixed = ("updates", "overrides", "commit", "machine")
     if other := [key for key in fixed if old.get(key) != record[key]]:
-        raise UserError(f"--out={args.out}: its {', '.join(other)} differ from today's. Give another file.")
+        raise UserError(
+            f"--out={args.out}: its {', '.join(other)} differ from today's. Give another file."
+        )
     return old
 
 
@@ -140,16 +160,24 @@ def main(argv: list[str]) -> None:
     parser.prog = "python -m benchmarks.accelerator"
     parser.add_argument("--rows", default=DEFAULT, help=f"comma-separated, of {', '.join(ROWS)}")
     parser.add_argument("--updates", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=540.0, help="time for all rows (default: 540)")
-    parser.add_argument("--prepared", type=Path, metavar="DIR", help="what benchmarks.published has prepared")
+    parser.add_argument(
+        "--seconds", type=float, default=540.0, help="time for all rows (default: 540)"
+    )
+    parser.add_argument(
+        "--prepared", type=Path, metavar="DIR", help="what benchmarks.published has prepared"
+    )
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    parser.add_argument(
+        "--out", metavar="FILE.json", help="where to write the record (default: print it)"
+    )
     args, overrides = arguments.parse(parser, argv)
     names = args.rows.split(",")
     if unknown := sorted(set(names) - set(ROWS)):
         parser.error(f"unknown rows: {', '.join(unknown)}; known: {', '.join(ROWS)}")
     if args.updates < 2 * BLOCK:
-        parser.error(f"--updates={args.updates}: at least {2 * BLOCK}, since the first {BLOCK} are not timed")
+        parser.error(
+            f"--updates={args.updates}: at least {2 * BLOCK}, since the first {BLOCK} are not timed"
+        )
     if args.here:
         print(json.dumps(measure(names[0], args, overrides)))
         return

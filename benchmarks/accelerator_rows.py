@@ -35,7 +35,9 @@ def set_up(preset: str, keys: Keys, corpus: Path, workdir: Path) -> Any:
         write_corpus(corpus, "wmt", pairs, config.data.vocab_size)
     side = SimpleNamespace(vocab_size=config.data.vocab_size)
     tokenizers = SimpleNamespace(source=side, target=side, digest="random")
-    return set_up_training(config, epath.Path(workdir), Corpus(tokenizers, TokenStore.open(corpus), {}))
+    return set_up_training(
+        config, epath.Path(workdir), Corpus(tokenizers, TokenStore.open(corpus), {})
+    )
 
 
 def train_row(preset: str, keys: Keys, updates: int) -> dict[str, Any]:
@@ -69,7 +71,11 @@ def train_row(preset: str, keys: Keys, updates: int) -> dict[str, Any]:
         "target_tokens_per_second": spread(rates),
         "ms_an_update": round(1e3 * tokens / statistics.median(rates), 2),
         "bound_ms": bound(setup, shape),
-        "mfu": {name: round(statistics.median(b[name] for b in blocks), 3) for name in blocks[0] if "mfu" in name},
+        "mfu": {
+            name: round(statistics.median(b[name] for b in blocks), 3)
+            for name in blocks[0]
+            if "mfu" in name
+        },
         "peak_gib": used and round(used / 2**30, 2),
         "compile_seconds": round(end.seconds["compile"], 1),
         "losses": [round(lines[0]["loss"], 4), round(blocks[-1]["loss"], 4)],
@@ -123,7 +129,9 @@ def selftest_row(overrides: dict[str, str]) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, env=variables(), check=False)
     print(done.stderr, file=sys.stderr)
     said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    return {"says": said[-12:]} | ({"failed": f"exit code {done.returncode}"} if done.returncode else {})
+    return {"says": said[-12:]} | (
+        {"failed": f"exit code {done.returncode}"} if done.returncode else {}
+    )
 
 
 def bound(setup: Any, shape: Any) -> float | None:
@@ -138,5 +146,10 @@ def bound(setup: Any, shape: Any) -> float | None:
     kind = jax.devices()[0].device_kind.replace(" lite", "e")
     chip = next((chip for chip in (GPUS | TPUS).values() if kind.startswith(chip.kind)), None)
     flops = update_flops(setup.config, shape, setup.abstract.params) / setup.mesh.size
-    line = roofline(Topology("here", "", chip, (setup.mesh.size,)), flops, 2 * resident_bytes(setup.abstract), [])
+    line = roofline(
+        Topology("here", "", chip, (setup.mesh.size,)),
+        flops,
+        2 * resident_bytes(setup.abstract),
+        [],
+    )
     return line and round(1e3 * line.seconds, 2)

@@ -58,10 +58,15 @@ def searches(sources: Sequence[str], references: Sequence[str], beams: int) -> l
     base = {"decode.beam_size": str(beams), "mesh.cpu_devices": "1"}
     constrained = base | {"decode.strategy": "constrained_beam", "constraints.lines": "json"}
     rng = random.Random(SEED)
-    word, three = ([phrase_of(reference, words, rng) for reference in references] for words in (1, 3))
+    word, three = (
+        [phrase_of(reference, words, rng) for reference in references] for words in (1, 3)
+    )
 
     def asking(phrases: Sequence[str], key: str = "constraints") -> list[str]:
-        return [json.dumps({"text": s, key: [p] if p else []}) for s, p in zip(sources, phrases, strict=True)]
+        return [
+            json.dumps({"text": s, key: [p] if p else []})
+            for s, p in zip(sources, phrases, strict=True)
+        ]
 
     return [
         Search("beam", base, sources),
@@ -79,7 +84,9 @@ def share_with(texts: Sequence[str], phrases: Sequence[str]) -> float | None:
     return round(sum(contains(*pair) for pair in asked) / len(asked), 4) if asked else None
 
 
-def entry_of(search: Search, plain: Search, references: Sequence[str], count: int) -> dict[str, Any]:
+def entry_of(
+    search: Search, plain: Search, references: Sequence[str], count: int
+) -> dict[str, Any]:
     """The row in the record. slower: seconds of CPU time, those of plain beam search being 1."""
     wall, cpu = (min(column) for column in zip(*search.seconds, strict=True))
     return {
@@ -96,7 +103,9 @@ def entry_of(search: Search, plain: Search, references: Sequence[str], count: in
 def main(argv: list[str]) -> None:
     """Measures and writes the record."""
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.constraints", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m benchmarks.constraints",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for name in ("workdir", "source", "reference"):
         parser.add_argument(f"--{name}", required=True)
@@ -104,10 +113,16 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--timed", type=int, default=150, help="of them, translated in each round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--beams", type=int, default=8)
-    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    parser.add_argument(
+        "--out", metavar="FILE.json", help="where to write the record (default: print it)"
+    )
     args = parser.parse_args(argv)
-    texts = [list(lines_of(epath.Path(path)))[: args.sentences] for path in (args.source, args.reference)]
-    pairs = [(source, reference) for source, reference in zip(*texts, strict=True) if source.strip()]
+    texts = [
+        list(lines_of(epath.Path(path)))[: args.sentences] for path in (args.source, args.reference)
+    ]
+    pairs = [
+        (source, reference) for source, reference in zip(*texts, strict=True) if source.strip()
+    ]
     sources, references = (list(side) for side in zip(*pairs, strict=True))
     rows = searches(sources, references, args.beams)
     models = [load(args.workdir, overrides=row.overrides) for row in rows]
@@ -119,7 +134,10 @@ def main(argv: list[str]) -> None:
         for row, model in zip(rows, models, strict=True):
             row.time(model, args.timed)
     record = {
-        "what": f"beam search with constraints beside it without, {shown_workdir(args.workdir)}, {args.beams} beams",
+        "what": (
+            f"beam search with constraints beside it without, {shown_workdir(args.workdir)},"
+            f" {args.beams} beams"
+        ),
         "command": command_of("constraints", argv),
         "sentences": len(sources),
         "timed": min(args.timed, len(sources)),

@@ -45,7 +45,9 @@ def ctranslate2_engine(name: str, compute_type: str, cores: int) -> Engine:
 
 def engines(cores: int) -> tuple[Engine, ...]:
     """All engines for this number of cores."""
-    devices = {f"{n} devices": {"devices": n} for n in dict.fromkeys([1, cores] if runs_on_cpu() else [1])}
+    devices = {
+        f"{n} devices": {"devices": n} for n in dict.fromkeys([1, cores] if runs_on_cpu() else [1])
+    }
     return (
         Engine("ours", "ours_decoding", variants=devices),
         Engine("ours_bfloat16", "ours_decoding", task={"precision": "bfloat16"}, variants=devices),
@@ -53,7 +55,13 @@ def engines(cores: int) -> tuple[Engine, ...]:
         ctranslate2_engine("ctranslate2_int8", "int8", cores),
         Engine("marian", "marian_decoding", "transformers"),
         Engine("marian_tcmalloc", "marian_decoding", "transformers", preload_tcmalloc=True),
-        Engine("marian_bfloat16", "marian_decoding", "transformers", {"precision": "bfloat16"}, needs=needs_gpu),
+        Engine(
+            "marian_bfloat16",
+            "marian_decoding",
+            "transformers",
+            {"precision": "bfloat16"},
+            needs=needs_gpu,
+        ),
     )
 
 
@@ -72,7 +80,9 @@ def speed(result: dict[str, Any]) -> float:
 
 def agreement(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, int]:
     """How many of the outputs are equal; of the others, how many have the same score up to rounding."""
-    different = [i for i, (a, b) in enumerate(zip(ours["outputs"], theirs["outputs"], strict=True)) if a != b]
+    different = [
+        i for i, (a, b) in enumerate(zip(ours["outputs"], theirs["outputs"], strict=True)) if a != b
+    ]
     counts = {"sentences": len(ours["outputs"]), "equal": len(ours["outputs"]) - len(different)}
     if "scores" not in theirs:
         return counts
@@ -94,8 +104,12 @@ def summary(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
         "settings": first["settings"],
         "versions": first["versions"],
     }
-    if name.startswith("ours"):  # the first pass compiles every program and then does the work of a pass
-        entry["compile_seconds"] = round(first["first_pass_seconds"] - statistics.median(first["seconds"]), 1)
+    if name.startswith(
+        "ours"
+    ):  # the first pass compiles every program and then does the work of a pass
+        entry["compile_seconds"] = round(
+            first["first_pass_seconds"] - statistics.median(first["seconds"]), 1
+        )
     if "tried" in first:
         entry["tried"] = {name: float(f"{rate:.4g}") for name, rate in first["tried"].items()}
         entry["arrangement"] = first["variant"]
@@ -105,20 +119,30 @@ def summary(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
 def main(argv: list[str]) -> None:
     """Measures all engines and writes the record."""
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.decoding", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m benchmarks.decoding",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", choices=SIZES, default="tiny")
     parser.add_argument(
-        "--workdir", metavar="DIR", help="a trained run, in place of --model; its data.test is translated"
+        "--workdir",
+        metavar="DIR",
+        help="a trained run, in place of --model; its data.test is translated",
     )
-    parser.add_argument("--sentences", type=int, help="default: 512, base 192; all of a run's test set")
+    parser.add_argument(
+        "--sentences", type=int, help="default: 512, base 192; all of a run's test set"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--passes", type=int, help="timed passes of a process (default: 3, base 1)")
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--beam_size", type=int, default=4)
     parser.add_argument("--engines", help="comma-separated")
-    parser.add_argument("--no-install", action="store_true", help="skip peers whose environment does not exist")
-    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    parser.add_argument(
+        "--no-install", action="store_true", help="skip peers whose environment does not exist"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE.json", help="where to write the record (default: print it)"
+    )
     environments_lib.add_flag(parser)
     args = parser.parse_args(argv)
     cores, environments = threads(), Environments(args.environments, install=not args.no_install)
@@ -133,8 +157,12 @@ def main(argv: list[str]) -> None:
             "folder": folder, "size": SIZES[args.model], "threads": cores, "passes": passes, "alpha": 0.6,
             "batch_size": args.batch_size, "beam_size": args.beam_size, "compile_cache": str(Path(folder, "programs")),
         }  # fmt: skip
-        groups = task["groups"] = write_model(task, args.model, args.workdir, args.sentences, environments)
-        results, skipped = measure([known[name] for name in names], task, args.rounds, environments, speed)
+        groups = task["groups"] = write_model(
+            task, args.model, args.workdir, args.sentences, environments
+        )
+        results, skipped = measure(
+            [known[name] for name in names], task, args.rounds, environments, speed
+        )
         keys = read_json(Path(folder, "model.json"))
     rates = {name: [speed(result) for result in each] for name, each in results.items()}
     ours = results.get("ours")
@@ -160,7 +188,11 @@ def main(argv: list[str]) -> None:
 
 
 def write_model(
-    task: dict[str, Any], model: str, workdir: str | None, sentences: int | None, environments: Environments
+    task: dict[str, Any],
+    model: str,
+    workdir: str | None,
+    sentences: int | None,
+    environments: Environments,
 ) -> list[dict[str, Any]]:
     """Writes the weights of a run, or random ones of a size, for all engines and returns the groups of sentences. Exits with
     the reason if it cannot.
@@ -174,7 +206,11 @@ def write_model(
         config = stored_config(workdir)
         lines = [pair[0] for pair in split_source(task_of(config), "test").read()][:sentences]
     try:
-        run(Engine("weights", "weights", task={"workdir": workdir, "lines": lines}), task, environments)
+        run(
+            Engine("weights", "weights", task={"workdir": workdir, "lines": lines}),
+            task,
+            environments,
+        )
     except Unavailable as error:
         sys.exit(f"the model could not be written: {error}")
     if workdir:

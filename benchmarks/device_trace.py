@@ -38,11 +38,15 @@ def operations(folder: str) -> dict[str, list[float]]:
     found = collections.defaultdict(list)
     data = jax.profiler.ProfileData.from_file(str(next(Path(folder).rglob("*.xplane.pb"))))
     planes = list(data.planes)
-    devices = [plane for plane in planes if plane.name.startswith(("/device:GPU", "/device:TPU"))][:1]
+    devices = [plane for plane in planes if plane.name.startswith(("/device:GPU", "/device:TPU"))][
+        :1
+    ]
     for plane in devices or planes:
         for line in plane.lines:
             if not devices or line.name.startswith(("Stream", "XLA Ops")):
-                for (_, name), seconds in own_seconds(list(line.events), on_device if devices else program_and_name):
+                for (_, name), seconds in own_seconds(
+                    list(line.events), on_device if devices else program_and_name
+                ):
                     found[name].append(seconds)
     return found
 
@@ -57,7 +61,9 @@ def summary(seconds: dict[str, list[float]], updates: int, program: str) -> dict
     """Sum the seconds by part of the step. Events that match no instruction count as unmatched, in the last part."""
     parsed = hlo.parse(program)
     instructions = {
-        name: i for computation in parsed.computations.values() for name, i in computation.instructions.items()
+        name: i
+        for computation in parsed.computations.values()
+        for name, i in computation.instructions.items()
     }
     parts = {part: {"ms": 0.0, "kernels": 0.0} for part in traffic.PARTS}
     rows, unmatched = [], 0.0
@@ -75,6 +81,9 @@ def summary(seconds: dict[str, list[float]], updates: int, program: str) -> dict
         "busy_ms": round(sum(ms for ms, _ in rows), 3),
         "unmatched_ms": round(unmatched, 3),
         "kernels": round(sum(part["kernels"] for part in parts.values()), 1),
-        "parts": {part: {key: round(value, 3) for key, value in sums.items()} for part, sums in parts.items()},
+        "parts": {
+            part: {key: round(value, 3) for key, value in sums.items()}
+            for part, sums in parts.items()
+        },
         "slowest": [row for _, row in rows[:_SHOWN]],
     }

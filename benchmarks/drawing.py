@@ -68,7 +68,9 @@ def measure(keys: dict[str, str], pairs: int, repeats: int, folder: Path) -> dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=20_000)
-    parser.add_argument("--repeats", type=int, default=5, help="passes, the fastest of which counts")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="passes, the fastest of which counts"
+    )
     parser.add_argument("--out", help="file of the record")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +79,10 @@ def main() -> None:
             for number, (name, keys) in enumerate(KEYS.items())
         }
     record = {
-        "what": "microseconds of one core for a pair that is drawn, beside its tokenization (both sides)",
+        "what": (
+            "microseconds of one core for a pair that is drawn, beside its tokenization (both"
+            " sides)"
+        ),
         "command": command_of("drawing", sys.argv[1:]),
         "machine": machine(),
         "microseconds_a_pair": rows,

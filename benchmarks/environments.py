@@ -31,7 +31,9 @@ class Unavailable(Exception):
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
     """`--environments`."""
-    help_text = f"folder of the peers' virtual environments, created if missing (default: {DEFAULT_FOLDER})"
+    help_text = (
+        f"folder of the peers' virtual environments, created if missing (default: {DEFAULT_FOLDER})"
+    )
     parser.add_argument("--environments", metavar="DIR", default=DEFAULT_FOLDER, help=help_text)
 
 
@@ -59,7 +61,9 @@ class Environments:
 
     def _create(self, name: str, home: Path) -> None:
         if not self._install:
-            raise Unavailable(f"there is no complete environment {home}, and --no-install was given")
+            raise Unavailable(
+                f"there is no complete environment {home}, and --no-install was given"
+            )
         print(f"creating {home}", flush=True)
         _run(sys.executable, "-m", "venv", "--clear", str(home))
         pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet"]

@@ -53,7 +53,9 @@ class Repeating(Source):
 def peak_memory() -> int:
     """Bytes of memory that this process had at most."""
     status = Path("/proc/self/status").read_text()
-    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
+    return 1024 * int(
+        next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
+    )
 
 
 def find_duplicates(count: int) -> dict[str, float]:
@@ -113,11 +115,15 @@ def of_table(spec: str, root: str, languages: dict[str, str]) -> Callable[[], in
 
 
 def main(argv: Sequence[str]) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", required=True, metavar="SRC,TGT")
     parser.add_argument("--held-out", required=True, metavar="SRC,TGT")
     parser.add_argument("--languages", default="en,de")
-    parser.add_argument("--duplicates", type=int, nargs="*", default=[1_000_000, 10_000_000], metavar="PAIRS")
+    parser.add_argument(
+        "--duplicates", type=int, nargs="*", default=[1_000_000, 10_000_000], metavar="PAIRS"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out")
     args = parser.parse_args(argv)
@@ -127,7 +133,9 @@ def main(argv: Sequence[str]) -> dict[str, Any]:
     texts = list(open_source(args.pairs, **languages).pairs())
     pairs = [Pair(s, t, s.split(), t.split(), 0) for s, t in texts]  # type: ignore[arg-type]  # as many ids as words
     keys = {f"filters.{key}": value for key, value in KEYS.items()}
-    keys |= {"data.train": args.pairs, "data.valid": args.held_out} | {f"data.{k}": v for k, v in languages.items()}
+    keys |= {"data.train": args.pairs, "data.valid": args.held_out} | {
+        f"data.{k}": v for k, v in languages.items()
+    }
     rules = FiltersHook(resolve(override(default_config(), keys))).filters()
     record: dict[str, Any] = {
         "what": "pairs a second on one core",
@@ -143,7 +151,9 @@ def main(argv: Sequence[str]) -> dict[str, Any]:
         record["filters"][rule.reason] = {"pairs_a_second": rate(work, once), "dropped": dropped}
     with tempfile.TemporaryDirectory() as folder:
         for name, spec in write_tables(Path(folder), texts).items():
-            record["tables"][name] = {"pairs_a_second": rate(of_table(spec, folder, languages), args.repeats)}
+            record["tables"][name] = {
+                "pairs_a_second": rate(of_table(spec, folder, languages), args.repeats)
+            }
     spawn = multiprocessing.get_context("spawn")
     record["duplicates"] = []
     for count in args.duplicates:

@@ -57,7 +57,9 @@ def training_step(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
     mesh = mesh_lib.make_mesh(c.mesh)
     model, tx = make_model(c, vocab, vocab), make_optimizer(c)
     state, shardings = init_state(c, model, tx, mesh)
-    flops = training_products(c, vocab, state.params).flops(c.model, padded_tokens(size["rows"], size["length"]))
+    flops = training_products(c, vocab, state.params).flops(
+        c.model, padded_tokens(size["rows"], size["length"])
+    )
     ids = np.random.default_rng(0).integers(3, vocab, (2, size["rows"], size["length"]), np.int32)
     batch = {k: jax.device_put(x) for k, x in row_arrays(*ids, 1).items()}
     with mesh_lib.use(mesh):
@@ -84,7 +86,11 @@ def search(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
 
     c, vocab, beam, length = config_of(size), size["vocab"], size.get("beam", 4), size["length"]
     decode = dataclasses.replace(
-        c.decode, batch_size=size["rows"], beam_size=beam, max_length_ratio=0.0, max_length_offset=length
+        c.decode,
+        batch_size=size["rows"],
+        beam_size=beam,
+        max_length_ratio=0.0,
+        max_length_offset=length,
     )
     mesh = mesh_lib.make_mesh(c.mesh)
     model = make_model(c, vocab, vocab)
@@ -95,22 +101,31 @@ def search(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
     ids = np.random.default_rng(0).integers(3, vocab, (size["rows"], length - 1))
     lines = [" ".join(map(str, row)) for row in ids.tolist()]
     translator = Translator(
-        model, SimpleNamespace(source=Ids(), target=Ids()), mesh, dataclasses.replace(c, decode=decode)
+        model,
+        SimpleNamespace(source=Ids(), target=Ids()),
+        mesh,
+        dataclasses.replace(c, decode=decode),
     )
 
     def translate() -> None:
         translations = translator.translate(params, lines)
-        assert all(t.hit_cap for t in translations), "an output ended before its cap: the times are not comparable"
+        assert all(t.hit_cap for t in translations), (
+            "an output ended before its cap: the times are not comparable"
+        )
 
     rows = float(size["rows"])
     sources = Tokens(rows * length, 0.0, rows * length**2, 0.0, 0.0)
-    targets = Tokens(0.0, rows * beam * length, 0.0, rows * beam * length**2 / 2, rows * beam * length**2)
+    targets = Tokens(
+        0.0, rows * beam * length, 0.0, rows * beam * length**2 / 2, rows * beam * length**2
+    )
     products = forward_products(c.model, vocab, params)
     flops = products.flops(c.model, sources) + products.flops(c.model, targets)
     return translate, flops
 
 
-def measure(make: Callable, cases: dict[str, dict[str, list[int]]], rounds: int) -> list[dict[str, Any]]:
+def measure(
+    make: Callable, cases: dict[str, dict[str, list[int]]], rounds: int
+) -> list[dict[str, Any]]:
     """A row for each case: sizes, milliseconds (the fastest of the rounds), slopes of time and of FLOPs."""
     rows = []
     for name, [(key, values)] in ((name, case.items()) for name, case in cases.items()):
@@ -129,7 +144,11 @@ def measure(make: Callable, cases: dict[str, dict[str, list[int]]], rounds: int)
             "last_slope": round(slope(values[-2:], fastest[-2:]), 2),
             "last_slope_of_flops": round(slope(values[-2:], flops[-2:]), 2),
         }  # fmt: skip
-        print(f"{name}: slope {row['slope']}, of FLOPs {row['slope_of_flops']}; {row['milliseconds']} ms", flush=True)
+        print(
+            f"{name}: slope {row['slope']}, of FLOPs {row['slope_of_flops']};"
+            f" {row['milliseconds']} ms",
+            flush=True,
+        )
         rows.append(row)
     return rows
 
@@ -137,11 +156,15 @@ def measure(make: Callable, cases: dict[str, dict[str, list[int]]], rounds: int)
 def main(argv: list[str]) -> None:
     """Measures and writes the record."""
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.growth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m benchmarks.growth",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--points", type=int, default=5, help="at most this many sizes in each row")
-    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    parser.add_argument(
+        "--out", metavar="FILE.json", help="where to write the record (default: print it)"
+    )
     args = parser.parse_args(argv)
     from t2t_flax.process_setup import prepare_process
 
@@ -149,7 +172,10 @@ def main(argv: list[str]) -> None:
     import jax
 
     training, decoding = (
-        {name: {key: values[: args.points] for key, values in case.items()} for name, case in cases.items()}
+        {
+            name: {key: values[: args.points] for key, values in case.items()}
+            for name, case in cases.items()
+        }
         for cases in (TRAINING, DECODING)
     )
     record = {

@@ -49,9 +49,13 @@ def write_corpus(folder: Path, kind: str, pairs: int, vocabulary: int = VOCABULA
             writer.write(*((rng.integers(4, vocabulary, int(x.sum()), np.int32), x) for x in sides))
 
 
-def consume(folder: Path, tokens: int, step: float, seconds: float, processes: int) -> dict[str, Any]:
+def consume(
+    folder: Path, tokens: int, step: float, seconds: float, processes: int
+) -> dict[str, Any]:
     """What a consumer of one update every `step` seconds sees of its input for `seconds` seconds."""
-    batches = Batches(TokenStore.open(folder), Data(batch_tokens=tokens, microbatch_tokens=0), seed=0)
+    batches = Batches(
+        TokenStore.open(folder), Data(batch_tokens=tokens, microbatch_tokens=0), seed=0
+    )
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "fsdp"))
     waits, target = [], 0
     taken = None
@@ -129,9 +133,13 @@ def beside(store: Path, tokens: int, checkout: Path, rounds: int) -> dict[str, A
         for name, folder in folders.items():
             command = [sys.executable, "-c", _LAYOUT, str(store), str(tokens)]
             environment = os.environ | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu"}
-            done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            done = subprocess.run(
+                command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True
+            )
             found[name].append(json.loads(done.stdout))
-    costs = {name: [1e6 * each["ms"] / each["tokens"] for each in rows] for name, rows in found.items()}
+    costs = {
+        name: [1e6 * each["ms"] / each["tokens"] for each in rows] for name, rows in found.items()
+    }
     times = [there / here for here, there in zip(costs["here"], costs["beside"], strict=True)]
     return {
         "batch_tokens": tokens,
@@ -164,35 +172,60 @@ def commit_of(checkout: Path) -> str:
 def table(rows: list[dict[str, Any]]) -> str:
     """Rows of Markdown."""
     lines = [
-        "| tokens an update | ms a step | waits: median, p99, worst ms | slow-down | layout + filling, ms of a core | "
-        "cores needed |",
+        (
+            "| tokens an update | ms a step | waits: median, p99, worst ms | slow-down | layout +"
+            " filling, ms of a core | cores needed |"
+        ),
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         waited = ", ".join(f"{row['waited_ms'][name]:.1f}" for name in ("median", "p99", "worst"))
         lines.append(
-            f"| {row['batch_tokens']:,} ({row['corpus']}) | {row['step_ms']:g} | {waited} | {row['slow_down']:.1%} | "
-            f"{row['layout_ms']:.1f} + {row['filling_ms']:.1f} | {row['cores_needed']} |"
+            f"| {row['batch_tokens']:,} ({row['corpus']}) | {row['step_ms']:g} | {waited} |"
+            f" {row['slow_down']:.1%} | {row['layout_ms']:.1f} + {row['filling_ms']:.1f} |"
+            f" {row['cores_needed']} |"
         )
     return "\n".join(lines)
 
 
 def main() -> None:
     """Measures, and writes the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pairs", type=int, default=1_000_000, help="of each synthetic corpus")
-    parser.add_argument("--corpora", default="wmt", help=f"comma-separated, of {', '.join(LENGTHS)}")
-    parser.add_argument("--tokens", default="25000,500000,2000000", help="of an update, comma-separated")
-    parser.add_argument("--steps", default="5,9,25", help="milliseconds of an update, comma-separated")
+    parser.add_argument(
+        "--corpora", default="wmt", help=f"comma-separated, of {', '.join(LENGTHS)}"
+    )
+    parser.add_argument(
+        "--tokens", default="25000,500000,2000000", help="of an update, comma-separated"
+    )
+    parser.add_argument(
+        "--steps", default="5,9,25", help="milliseconds of an update, comma-separated"
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="of each row")
-    parser.add_argument("--processes", type=int, default=num_cores(), help="that lay out windows; 1: a thread")
-    parser.add_argument("--beside", metavar="FOLDER", help="another checkout, whose layout is measured in turn")
+    parser.add_argument(
+        "--processes", type=int, default=num_cores(), help="that lay out windows; 1: a thread"
+    )
+    parser.add_argument(
+        "--beside", metavar="FOLDER", help="another checkout, whose layout is measured in turn"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="of --beside")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     parser.add_argument("--out")
     args = parser.parse_args()
     if args.row:
-        print(json.dumps(consume(Path(args.row), int(args.tokens), float(args.steps), args.seconds, args.processes)))
+        print(
+            json.dumps(
+                consume(
+                    Path(args.row),
+                    int(args.tokens),
+                    float(args.steps),
+                    args.seconds,
+                    args.processes,
+                )
+            )
+        )
         return
     rows, layouts = [], []
     with tempfile.TemporaryDirectory() as name:
@@ -200,23 +233,43 @@ def main() -> None:
             write_corpus(Path(name, kind), kind, args.pairs)
             for tokens in args.tokens.split(","):
                 for step in args.steps.split(","):
-                    more = [f"--tokens={tokens}", f"--steps={float(step) / 1e3}", f"--seconds={args.seconds}"]
-                    command = [sys.executable, "-m", "benchmarks.input_rate", f"--row={Path(name, kind)}", *more]
+                    more = [
+                        f"--tokens={tokens}",
+                        f"--steps={float(step) / 1e3}",
+                        f"--seconds={args.seconds}",
+                    ]
+                    command = [
+                        sys.executable,
+                        "-m",
+                        "benchmarks.input_rate",
+                        f"--row={Path(name, kind)}",
+                        *more,
+                    ]
                     command.append(f"--processes={args.processes}")
                     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
                     rows.append({"corpus": kind} | json.loads(done.stdout.splitlines()[-1]))
                     print(rows[-1], flush=True)
                 if args.beside:
                     layouts.append(
-                        {"corpus": kind} | beside(Path(name, kind), int(tokens), Path(args.beside), args.rounds)
+                        {"corpus": kind}
+                        | beside(Path(name, kind), int(tokens), Path(args.beside), args.rounds)
                     )
                     print(layouts[-1], flush=True)
     record = {
-        "what": "waits of a consumer that takes a batch after each step; CPU time of one core for an update's batch",
+        "what": (
+            "waits of a consumer that takes a batch after each step; CPU time of one core for an"
+            " update's batch"
+        ),
         "command": command_of("input_rate", sys.argv[1:]),
         "rows": rows,
-        "layout_beside_another_commit": layouts and {"commit": commit_of(Path(args.beside)), "rows": layouts},
-        "versions": {"numpy": np.__version__, "jax": jax.__version__, "python": platform.python_version()},
+        "layout_beside_another_commit": (
+            layouts and {"commit": commit_of(Path(args.beside)), "rows": layouts}
+        ),
+        "versions": {
+            "numpy": np.__version__,
+            "jax": jax.__version__,
+            "python": platform.python_version(),
+        },
         "machine": machine(),
     }
     publish(record, args.out)

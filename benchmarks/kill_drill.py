@@ -108,7 +108,9 @@ class Stop:
         return f"{self.signal.name} at {self.place} {self.nth}{after}"
 
 
-def run_command(arguments: list[str], environment: dict[str, str], stop: Stop | None, log: Path) -> None:
+def run_command(
+    arguments: list[str], environment: dict[str, str], stop: Stop | None, log: Path
+) -> None:
     """The body of a process: the command, with a stop. Writes how often each place began to LOG.counts, LOG.stopped before the
     signal.
     """
@@ -178,21 +180,33 @@ class Runs:
             keys["finetuning.init_from"] = self.folder / "whole packed"
         flags = [f"--config.{key}={value}" for key, value in keys.items() if value is not None]
         return self._run(
-            ["train", f"--config={ROOT}/configs/toy.py", f"--workdir={workdir}", *flags], workdir, name, stop
+            ["train", f"--config={ROOT}/configs/toy.py", f"--workdir={workdir}", *flags],
+            workdir,
+            name,
+            stop,
         )
 
     def export(self, workdir: Path, name: str, stop: Stop | None) -> tuple[int, bool]:
-        flags = ["export", f"--workdir={workdir}", f"--output={workdir}/exported", "--format=safetensors"]
+        flags = [
+            "export",
+            f"--workdir={workdir}",
+            f"--output={workdir}/exported",
+            "--format=safetensors",
+        ]
         return self._run(flags, workdir, "", stop)
 
-    def _run(self, arguments: list[str], workdir: Path, name: str, stop: Stop | None) -> tuple[int, bool]:
+    def _run(
+        self, arguments: list[str], workdir: Path, name: str, stop: Stop | None
+    ) -> tuple[int, bool]:
         """(exit code of the process that gets the signal, whether the signal was sent). Raises Difference where one hangs."""
         count = 2 if name == "two processes" else 1
         mark = log_of(workdir, stop.process if stop else 0).with_suffix(".stopped")
         mark.unlink(missing_ok=True)
         address, processes = f"127.0.0.1:{free_port()}", []
         for index in range(count):
-            one = dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID=str(index), JAX_COORDINATOR_ADDRESS=address)
+            one = dict(
+                T2T_NUM_PROCESSES="2", T2T_PROCESS_ID=str(index), JAX_COORDINATOR_ADDRESS=address
+            )
             mine = stop if stop and stop.process == index else None
             given = arguments, one if count > 1 else {}, mine, log_of(workdir, index)
             processes.append(self._context.Process(target=run_command, args=given))
@@ -205,7 +219,9 @@ class Runs:
                 process.kill()
             raise Difference(f"still running after 400 s:\n{tail(workdir)}")
         codes = [process.exitcode or 0 for process in processes]
-        return (codes[stop.process] if stop and mark.exists() else max(codes, key=abs)), mark.exists()
+        return (
+            codes[stop.process] if stop and mark.exists() else max(codes, key=abs)
+        ), mark.exists()
 
 
 def log_of(workdir: Path, process: int = 0) -> Path:
@@ -213,7 +229,9 @@ def log_of(workdir: Path, process: int = 0) -> Path:
 
 
 def tail(workdir: Path) -> str:
-    return "\n".join(path.read_text()[-2000:] for path in sorted(workdir.parent.glob(f"{workdir.name}-?.log")))
+    return "\n".join(
+        path.read_text()[-2000:] for path in sorted(workdir.parent.glob(f"{workdir.name}-?.log"))
+    )
 
 
 def free_port() -> int:
@@ -240,14 +258,19 @@ class Drill:
                 self.counts[name] = json.loads(log_of(workdir).with_suffix(".counts").read_text())
         self.whole[name] = visible(workdir)
 
-    def stop_and_compare(self, number: int, name: str, first: Stop, rng: random.Random, note: Callable) -> int:
+    def stop_and_compare(
+        self, number: int, name: str, first: Stop, rng: random.Random, note: Callable
+    ) -> int:
         """Stops a run at `first` and then at random moments, completes and compares it; returns how many signals were sent."""
         workdir, sent, failure = self.runs.folder / f"{number} {name}", [], ""
         stops = [first, *(self.random_stop(name, rng) for _ in range(LATER)), None]
         commands = [(self.runs.train, stop) for stop in stops]
         if name == EXPORTED:
             in_export = Stop(
-                "export", 1, rng.choice((0.0, rng.uniform(0.001, 0.05))), rng.choice((signal.SIGTERM, signal.SIGKILL))
+                "export",
+                1,
+                rng.choice((0.0, rng.uniform(0.001, 0.05))),
+                rng.choice((signal.SIGTERM, signal.SIGKILL)),
             )
             commands += [(self.runs.export, in_export), (self.runs.export, None)]
         try:
@@ -262,7 +285,11 @@ class Drill:
             compare(self.whole[name], visible(workdir))
         except Exception as error:  # noqa: BLE001 - whatever goes wrong with one run, the others continue
             failure = str(error) if isinstance(error, Difference) else traceback.format_exc()
-        note(f"run {number:3}  {name:13}  {f'DIFFERS: {failure}' if failure else 'equal'}  {'; '.join(sent)}", failure)
+        note(
+            f"run {number:3}  {name:13}  {f'DIFFERS: {failure}' if failure else 'equal'} "
+            f" {'; '.join(sent)}",
+            failure,
+        )
         return len(sent)
 
     def random_stop(self, name: str, rng: random.Random) -> Stop:
@@ -277,14 +304,24 @@ class Drill:
 
 def main() -> int:
     """Runs the drill; 0 where all runs are equal."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--stops", type=int, default=200, help="at least so many signals are sent")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--configs", default=",".join(CONFIGS), help="of: %(default)s")
     args = parser.parse_args()
-    names, began, writing, failures = args.configs.split(","), time.monotonic(), threading.Lock(), []
-    lines = [f"# python -m benchmarks.kill_drill --stops={args.stops} --seed={args.seed} --jobs={args.jobs}"]
+    names, began, writing, failures = (
+        args.configs.split(","),
+        time.monotonic(),
+        threading.Lock(),
+        [],
+    )
+    lines = [
+        f"# python -m benchmarks.kill_drill --stops={args.stops} --seed={args.seed}"
+        f" --jobs={args.jobs}"
+    ]
 
     def note(text: str, failure: str = "") -> None:
         with writing:
@@ -295,7 +332,9 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="kill-drill-") as made:
         folder = Path(made)
-        os.environ |= ENVIRONMENT | {"JAX_COMPILATION_CACHE_DIR": str(folder / "programs")}  # read when JAX is imported
+        os.environ |= ENVIRONMENT | {
+            "JAX_COMPILATION_CACHE_DIR": str(folder / "programs")
+        }  # read when JAX is imported
         drill = Drill(Runs(folder))
         drill.undisturbed("packed")  # first: LoRA starts from its parameters
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
@@ -320,11 +359,13 @@ def main() -> int:
                     own = random.Random(f"{args.seed} {number}")
                     running.add(pool.submit(drill.stop_and_compare, number, name, first, own, note))
                     number += 1
-                done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+                done, running = concurrent.futures.wait(
+                    running, return_when=concurrent.futures.FIRST_COMPLETED
+                )
                 sent += sum(task.result() for task in done)
     note(
-        f"{sent} stops in {number} runs: {number - len(failures)} equal to the undisturbed run, {len(failures)} not; "
-        f"{(time.monotonic() - began) / 60:.1f} minutes"
+        f"{sent} stops in {number} runs: {number - len(failures)} equal to the undisturbed run,"
+        f" {len(failures)} not; {(time.monotonic() - began) / 60:.1f} minutes"
     )
     return 1 if failures else 0
 

@@ -61,7 +61,10 @@ def measure(config: Config, updates: int, folder: epath.Path) -> dict[str, Any]:
         "update_ms": round(step, 1),
         "measuring_ms": round(measuring, 1),
         f"percent_of_training_at_every_{EVERY}": round(100 * measuring / (EVERY * step), 2),
-        "compile_seconds": {"train step": round(compiling[0], 1), "measuring": round(compiling[1], 1)},
+        "compile_seconds": {
+            "train step": round(compiling[0], 1),
+            "measuring": round(compiling[1], 1),
+        },
     }
 
 
@@ -70,14 +73,19 @@ def main(argv: list[str]) -> None:
     parser = arguments.parser("layers", __doc__)
     arguments.add_config(parser)
     parser.add_argument("--updates", type=arguments.count(1), default=40)
-    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    parser.add_argument(
+        "--out", metavar="FILE.json", help="where to write the record (default: print it)"
+    )
     args, overrides = arguments.parse(parser, argv)
     config = load_config(args.config, overrides)
     prepare_process(config)
     with tempfile.TemporaryDirectory() as folder:
         found = measure(config, args.updates, epath.Path(folder))
     what = "milliseconds of an update, and of measuring its layers"
-    publish({"what": what, "command": command_of("layers", argv), **found, "machine": machine()}, args.out)
+    publish(
+        {"what": what, "command": command_of("layers", argv), **found, "machine": machine()},
+        args.out,
+    )
 
 
 if __name__ == "__main__":

@@ -46,10 +46,22 @@ def write_store(folder: Path, pairs: int) -> Path:
         for start in range(0, pairs, _CHUNK):
             count = min(_CHUNK, pairs - start)
             source = rng.lognormal(np.log(22), 0.7, count)
-            sides = (np.clip(x, 2, longest).astype(np.int32) for x in (source, source * rng.normal(1.05, 0.15, count)))
-            writer.write(*((rng.integers(4, size, x.sum(), np.int32), x) for size, x in zip(sizes, sides, strict=True)))
+            sides = (
+                np.clip(x, 2, longest).astype(np.int32)
+                for x in (source, source * rng.normal(1.05, 0.15, count))
+            )
+            writer.write(
+                *(
+                    (rng.integers(4, size, x.sum(), np.int32), x)
+                    for size, x in zip(sizes, sides, strict=True)
+                )
+            )
         small = pairs // 100
-        writer.meta |= {"digest": corpus.train.digest, "pairs_read": pairs, "pairs_of_sources": [small, pairs - small]}
+        writer.meta |= {
+            "digest": corpus.train.digest,
+            "pairs_read": pairs,
+            "pairs_of_sources": [small, pairs - small],
+        }
     return store
 
 
@@ -60,7 +72,9 @@ def start(folder: Path, workdir: str) -> dict[str, float]:
     def watch() -> None:
         while not end.wait(0.1):
             for n, part in enumerate(("rss", "shared")):
-                used = of_processes(lambda process, part=part: getattr(process.memory_info(), part))[1:]
+                used = of_processes(
+                    lambda process, part=part: getattr(process.memory_info(), part)
+                )[1:]
                 most[n] = max(most[n], *used, 0.0)
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -72,10 +86,16 @@ def start(folder: Path, workdir: str) -> dict[str, float]:
         f"--config.data.cache={folder / 'cache'}",
     ]
     command += [f"--config.{key}={value}" for key, value in KEYS.items()]
-    seconds = seconds_until(command, folder / "programs", lambda line: line.startswith("first update "))
+    seconds = seconds_until(
+        command, folder / "programs", lambda line: line.startswith("first update ")
+    )
     end.set()
     thread.join()
-    return {"seconds": round(seconds, 1), "megabytes": round(most[0] / 1e6), "megabytes_mapped": round(most[1] / 1e6)}
+    return {
+        "seconds": round(seconds, 1),
+        "megabytes": round(most[0] / 1e6),
+        "megabytes_mapped": round(most[1] / 1e6),
+    }
 
 
 def measure(folder: Path, pairs: int) -> dict[str, Any]:
@@ -88,7 +108,11 @@ def measure(folder: Path, pairs: int) -> dict[str, Any]:
                 forget(path)
         rows[name] = start(folder, f"run{number}")
         print(pairs, name, rows[name], flush=True)
-    return {"pairs": pairs, "gigabytes": round(sum(path.stat().st_size for path in store.iterdir()) / 1e9, 1), **rows}
+    return {
+        "pairs": pairs,
+        "gigabytes": round(sum(path.stat().st_size for path in store.iterdir()) / 1e9, 1),
+        **rows,
+    }
 
 
 def forget(path: Path) -> None:
@@ -101,17 +125,26 @@ def forget(path: Path) -> None:
 def main(argv: list[str]) -> None:
     """Measures and writes the record."""
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.mixture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m benchmarks.mixture",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--pairs", default="1000000,100000000", help="of a corpus, comma-separated")
-    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    parser.add_argument(
+        "--out", metavar="FILE.json", help="where to write the record (default: print it)"
+    )
     args = parser.parse_args(argv)
     rows = []
     for pairs in map(int, args.pairs.split(",")):
         with tempfile.TemporaryDirectory() as name:
             rows.append(measure(Path(name), pairs))
-    what = "seconds to the first update of a mixture at shares 1:9, and memory of its largest process"
-    publish({"what": what, "command": command_of("mixture", argv), "rows": rows, "machine": machine()}, args.out)
+    what = (
+        "seconds to the first update of a mixture at shares 1:9, and memory of its largest process"
+    )
+    publish(
+        {"what": what, "command": command_of("mixture", argv), "rows": rows, "machine": machine()},
+        args.out,
+    )
 
 
 if __name__ == "__main__":

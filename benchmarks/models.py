@@ -14,19 +14,47 @@ import numpy as np
 PAD, EOS, FIRST_WORD = 0, 1, 3
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": dict(
-        layers=4, d_model=128, d_ff=256, heads=4, vocab=10_000, dropout=0.3, tokens=4096, mean_length=14.5, row=64
+        layers=4,
+        d_model=128,
+        d_ff=256,
+        heads=4,
+        vocab=10_000,
+        dropout=0.3,
+        tokens=4096,
+        mean_length=14.5,
+        row=64,
     ),
     "base": dict(
-        layers=6, d_model=512, d_ff=2048, heads=8, vocab=32_000, dropout=0.1, tokens=2060, mean_length=27.0, row=128
+        layers=6,
+        d_model=512,
+        d_ff=2048,
+        heads=8,
+        vocab=32_000,
+        dropout=0.1,
+        tokens=2060,
+        mean_length=27.0,
+        row=128,
     ),
     # For tests and first tries: seconds, not minutes.
-    "mini": dict(layers=1, d_model=32, d_ff=64, heads=2, vocab=500, dropout=0.1, tokens=256, mean_length=8.0, row=32),
+    "mini": dict(
+        layers=1,
+        d_model=32,
+        d_ff=64,
+        heads=2,
+        vocab=500,
+        dropout=0.1,
+        tokens=256,
+        mean_length=8.0,
+        row=32,
+    ),
 }
 """tiny: Multi30k's sentence lengths and vocabulary. base: the paper's model, WMT's lengths. `tokens`: real target tokens
 of a training batch. `row`: length of packed rows; no sentence is longer than 4 less."""
 
 
-def draw_pairs(size: dict[str, Any], count: int, seed: int = 0) -> list[tuple[list[int], list[int]]]:
+def draw_pairs(
+    size: dict[str, Any], count: int, seed: int = 0
+) -> list[tuple[list[int], list[int]]]:
     """`count` pairs of id lists that end with EOS: source lengths gamma-distributed with shape 6, as those of real
     corpora are; target lengths within about 15 % of them; words uniform.
     """
@@ -36,11 +64,18 @@ def draw_pairs(size: dict[str, Any], count: int, seed: int = 0) -> list[tuple[li
     for _ in range(count):
         source = int(np.clip(rng.gamma(6, size["mean_length"] / 6), 3, longest))
         target = int(np.clip(source * rng.normal(1.0, 0.15), 3, longest))
-        pairs.append(tuple([*rng.integers(FIRST_WORD, size["vocab"], n - 1).tolist(), EOS] for n in (source, target)))
+        pairs.append(
+            tuple(
+                [*rng.integers(FIRST_WORD, size["vocab"], n - 1).tolist(), EOS]
+                for n in (source, target)
+            )
+        )
     return pairs
 
 
-def training_batches(size: dict[str, Any], count: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+def training_batches(
+    size: dict[str, Any], count: int, seed: int = 0
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """`count` batches (source, target), int32 [B, S] and [B, T], zero-padded to the longest of the batch.
 
     An epoch of at least 40 batches is sorted by length and cut into batches of at most `tokens` real target tokens; the
@@ -70,7 +105,14 @@ def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
 
 def save_batches(path: str | os.PathLike, batches: list[tuple[np.ndarray, np.ndarray]]) -> None:
     """Writes batches to an .npz file."""
-    np.savez(path, **{f"{side}{i}": x for i, batch in enumerate(batches) for side, x in zip("st", batch, strict=True)})
+    np.savez(
+        path,
+        **{
+            f"{side}{i}": x
+            for i, batch in enumerate(batches)
+            for side, x in zip("st", batch, strict=True)
+        },
+    )
 
 
 def load_batches(path: str | os.PathLike) -> list[tuple[np.ndarray, np.ndarray]]:

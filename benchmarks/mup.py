@@ -39,8 +39,19 @@ def read(sweep: Path, of: str) -> dict[str, dict[int, Losses]]:
             continue
         config = config_lib.from_json((workdir / "config.json").read_text())
         done = (workdir / "complete.json").exists()
-        losses = [line["valid_nll"] for line in read_metrics(workdir) if "valid_nll" in line] if done else [math.inf]
-        runs.append((getattr(config.model, name), config.value(base_key), config.optimizer.peak_lr, losses[-1]))
+        losses = (
+            [line["valid_nll"] for line in read_metrics(workdir) if "valid_nll" in line]
+            if done
+            else [math.inf]
+        )
+        runs.append(
+            (
+                getattr(config.model, name),
+                config.value(base_key),
+                config.optimizer.peak_lr,
+                losses[-1],
+            )
+        )
     (base,) = {base for _, base, _, _ in runs if base}
     found: dict[str, dict[int, Losses]] = {WITHOUT: {}, WITH: {}}
     for rule, wanted in ((WITHOUT, 0), (WITH, base)):
@@ -67,7 +78,10 @@ def summary(by_size: Mapping[int, Losses]) -> dict[int, dict[str, object]]:
     """Of each size: the best rate, as a multiple of the smallest one's too, and of each seed; the loss at the rate of the grid
     that is best at the smallest size.
     """
-    means = {size: {rate: float(np.mean(x)) for rate, x in losses.items()} for size, losses in by_size.items()}
+    means = {
+        size: {rate: float(np.mean(x)) for rate, x in losses.items()}
+        for size, losses in by_size.items()
+    }
     smallest = min(means)
     own, _ = best_rate(means[smallest])
     carried = min(means[smallest], key=means[smallest].__getitem__)
@@ -84,7 +98,9 @@ def summary(by_size: Mapping[int, Losses]) -> dict[int, dict[str, object]]:
             "of_each_seed": [round(x, 6) for x in seeds],
             "multiple_of_the_smallest": round(best / own, 3),
             "lowest_loss": round(min(losses.values()), 4),
-            "loss_at_the_smallest_ones_best": round(losses[carried], 4) if carried in losses else None,
+            "loss_at_the_smallest_ones_best": (
+                round(losses[carried], 4) if carried in losses else None
+            ),
         }
     return found
 
@@ -92,20 +108,29 @@ def summary(by_size: Mapping[int, Losses]) -> dict[int, dict[str, object]]:
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sweep", type=Path)
-    parser.add_argument("--of", choices=SIZES, default="width", help="what differs between the models")
+    parser.add_argument(
+        "--of", choices=SIZES, default="width", help="what differs between the models"
+    )
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--out")
     args = parser.parse_args(argv)
     found = read(args.sweep, args.of)
     shown = lambda losses: [round(x, 4) if math.isfinite(x) else None for x in losses]  # noqa: E731
     losses = {
-        name: {size: {f"{rate:.6g}": shown(x) for rate, x in by_rate.items()} for size, by_rate in by_size.items()}
+        name: {
+            size: {f"{rate:.6g}": shown(x) for rate, x in by_rate.items()}
+            for size, by_rate in by_size.items()
+        }
         for name, by_size in found.items()
     }
     record = {
-        "what": f"validation loss (nats per token) by {args.of} and peak learning rate, all seeds; the best rates",
+        "what": (
+            f"validation loss (nats per token) by {args.of} and peak learning rate, all seeds; the"
+            " best rates"
+        ),
         "command": command_of(
-            "mup", [f"sweeps/{args.sweep.name}", *(word for word in argv if word != str(args.sweep))]
+            "mup",
+            [f"sweeps/{args.sweep.name}", *(word for word in argv if word != str(args.sweep))],
         ),
         "machine": machine(),
         "best": {name: summary(by_size) for name, by_size in found.items()},

@@ -26,7 +26,10 @@ def agreement(groups: list[list[str]], language: str) -> dict[str, float]:
 
     right = found = there = 0
     for group in groups:
-        expected, made = boundaries(group), boundaries(list(split(" ".join(group), language).sentences))
+        expected, made = (
+            boundaries(group),
+            boundaries(list(split(" ".join(group), language).sentences)),
+        )
         right, found, there = right + len(expected & made), found + len(made), there + len(expected)
     return {
         "boundaries": there,
@@ -48,7 +51,9 @@ def scores(
     prepare_to_load(workdir, overrides)
     model = load(workdir, overrides=overrides).for_decoding()
     paragraphs, references = ([" ".join(group) for group in side] for side in (groups, targets))
-    texts = iter(each.text for each in model.translate([line for group in groups for line in group]))
+    texts = iter(
+        each.text for each in model.translate([line for group in groups for line in group])
+    )
     outputs = {
         "paragraphs": [each.text for each in model.translate(paragraphs)],
         "split": [each.text for each in SentenceModel(model).translate(paragraphs)],
@@ -70,18 +75,29 @@ def _words(lines: list[str]) -> int:
 def main(argv: list[str]) -> None:
     """Measures and prints the record."""
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.paragraphs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m benchmarks.paragraphs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--source", required=True, metavar="FILE", help="a sentence in each line")
     parser.add_argument("--target", metavar="FILE", help="its references; with --workdir")
     parser.add_argument("--workdir", metavar="DIR", help="a trained run")
     parser.add_argument("--language", default="en", help="of the source (default: en)")
     parser.add_argument("--sentences", type=int, default=5, help="of each paragraph (default: 5)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the config")
-    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the config"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE.json", help="where to write the record (default: print it)"
+    )
     args = parser.parse_args(argv)
-    sides = [Path(name).read_text("utf-8").splitlines() for name in (args.source, args.target) if name]
-    groups = [[side[i : i + args.sentences] for i in range(0, len(side), args.sentences)] for side in sides]
+    sides = [
+        Path(name).read_text("utf-8").splitlines() for name in (args.source, args.target) if name
+    ]
+    groups = [
+        [side[i : i + args.sentences] for i in range(0, len(side), args.sentences)]
+        for side in sides
+    ]
     record = {
         "what": f"paragraphs of {args.sentences} lines",
         "command": command_of("paragraphs", argv),

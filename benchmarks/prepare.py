@@ -53,7 +53,10 @@ def synthetic_pairs() -> Iterator[tuple[str, str]]:
     below = np.cumsum(share / share.sum())
     rng = np.random.default_rng(0)
     words = [
-        np.array(["".join(letters[rng.zipf(1.4, 2 + i.bit_length() // 2) % 26]) for i in range(_WORDS)], object)
+        np.array(
+            ["".join(letters[rng.zipf(1.4, 2 + i.bit_length() // 2) % 26]) for i in range(_WORDS)],
+            object,
+        )
         for _ in range(2)
     ]
     for block in itertools.count():
@@ -68,12 +71,15 @@ def synthetic_pairs() -> Iterator[tuple[str, str]]:
 def real_pairs(data: Path) -> Iterator[tuple[str, str]]:
     """Endless."""
     texts = [
-        gzip.open(data / "multi30k" / "raw" / f"train.{code}.gz", "rt").read().splitlines() for code in ("en", "de")
+        gzip.open(data / "multi30k" / "raw" / f"train.{code}.gz", "rt").read().splitlines()
+        for code in ("en", "de")
     ]
     for turn in itertools.count():
         for pair in zip(*texts, strict=True):
             sides = (text.split() for text in pair)
-            yield tuple(" ".join(words[turn % len(words) :] + words[: turn % len(words)]) for words in sides)  # type: ignore[misc]
+            yield tuple(
+                " ".join(words[turn % len(words) :] + words[: turn % len(words)]) for words in sides
+            )  # type: ignore[misc]
 
 
 class Phases:
@@ -97,7 +103,9 @@ class Phases:
 
     def begin(self, phase: str) -> None:
         now = _clocks()
-        for of_phase, before, after in zip((self.seconds, self.own_cpu, self.cpu), self._began, now, strict=True):
+        for of_phase, before, after in zip(
+            (self.seconds, self.own_cpu, self.cpu), self._began, now, strict=True
+        ):
             of_phase[self._phase] = of_phase.get(self._phase, 0.0) + after - before
         self._phase, self._began = phase, now
 
@@ -117,7 +125,11 @@ def _clocks() -> tuple[float, float, float]:
     own = time.process_time()
     ended = psutil.Process().cpu_times()
     children = of_processes(lambda process: sum(process.cpu_times()[:2]))[1:]
-    return time.perf_counter(), own, own + ended.children_user + ended.children_system + sum(children)
+    return (
+        time.perf_counter(),
+        own,
+        own + ended.children_user + ended.children_system + sum(children),
+    )
 
 
 def of_processes(value: Callable[[psutil.Process], float]) -> list[float]:
@@ -143,8 +155,15 @@ def measure(
                 source.write(one + "\n")
                 target.write(other + "\n")
         size = sum(path.stat().st_size for path in folder.iterdir())
-        of_data = {"train": f"{folder}/train.en,{folder}/train.de", "valid": "", "test": "", "vocab_size": "16000"}
-        config = load_config("configs/text.py", {f"data.{key}": value for key, value in of_data.items()} | overrides)
+        of_data = {
+            "train": f"{folder}/train.en,{folder}/train.de",
+            "valid": "",
+            "test": "",
+            "vocab_size": "16000",
+        }
+        config = load_config(
+            "configs/text.py", {f"data.{key}": value for key, value in of_data.items()} | overrides
+        )
         preprocess.INLINE_PAIRS = 0  # as in a large corpus, this process only reads and writes
         phases = Phases()
         corpus = prepare_corpus(task_of(config), folder / "run", phases)
@@ -160,7 +179,9 @@ def measure(
             "tokens_of_a_pair": round(float(np.mean(sum(corpus.train.lengths))), 1),
             "workers": cores,
             "seconds": {phase: round(value, 2) for phase, value in phases.seconds.items()},
-            "peak_megabytes": {phase: round(value / 1e6) for phase, value in phases.bytes.items() if phase},
+            "peak_megabytes": {
+                phase: round(value / 1e6) for phase, value in phases.bytes.items() if phase
+            },
             "cpu_seconds": {phase: round(value, 2) for phase, value in phases.cpu.items()},
             "pairs_per_second_of_the_reader": round(count / phases.own_cpu["encode"]),
             "pairs_per_second_and_core": round(count / phases.cpu["encode"]),
@@ -171,12 +192,18 @@ def measure(
 def main(argv: list[str]) -> None:
     """Measures and writes the record."""
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m benchmarks.prepare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--pairs", type=int, default=1_000_000, help="synthetic ones")
     parser.add_argument("--real-pairs", type=int, default=1_000_000)
-    parser.add_argument("--data", default=os.environ.get("T2T_FLAX_DATA", ""), metavar="DIR", help="holds multi30k/")
-    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    parser.add_argument(
+        "--data", default=os.environ.get("T2T_FLAX_DATA", ""), metavar="DIR", help="holds multi30k/"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE.json", help="where to write the record (default: print it)"
+    )
     args, rest = parser.parse_known_args(argv)
     if unknown := [word for word in rest if not word.startswith("--config.") or "=" not in word]:
         parser.error(f"unknown arguments: {' '.join(unknown)}")
@@ -186,10 +213,15 @@ def main(argv: list[str]) -> None:
         corpora["real"] = real_pairs, (Path(args.data),), args.real_pairs
     results = {}
     for name, of_corpus in corpora.items():
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:  # none starts with another's memory
+        with ProcessPoolExecutor(
+            1, multiprocessing.get_context("spawn")
+        ) as alone:  # none starts with another's memory
             results[name] = alone.submit(measure, *of_corpus, overrides).result()
     what = "seconds, CPU seconds and peak memory of preparing a corpus by phase"
-    publish({"what": what, "command": command_of("prepare", argv), **results, "machine": machine()}, args.out)
+    publish(
+        {"what": what, "command": command_of("prepare", argv), **results, "machine": machine()},
+        args.out,
+    )
 
 
 if __name__ == "__main__":

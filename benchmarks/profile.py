@@ -26,7 +26,17 @@ PARTS = (
 )  # fmt: skip
 SENTENCES, BEAM = 32, 4
 PRODUCTS, REST = "matrix products", "between operations: XLA's scheduler, Python"
-_MOVES = {"bitcast", "copy", "transpose", "reshape", "slice", "concatenate", "pad", "broadcast", "convert"}
+_MOVES = {
+    "bitcast",
+    "copy",
+    "transpose",
+    "reshape",
+    "slice",
+    "concatenate",
+    "pad",
+    "broadcast",
+    "convert",
+}
 _MOVES |= {"parameter", "constant", "tuple", "get-tuple-element", "fusion"}
 
 
@@ -41,7 +51,10 @@ def group_of(instruction: dict[str, Any], table_rows: int) -> tuple[str, str]:
             return PRODUCTS, "logits" + direction
         if ".attend" in name or batch > 1:
             return PRODUCTS, "attention: scores, weighted values"
-        return PRODUCTS, ("feed-forward" if "feed_forward" in name else "projections of attention") + direction
+        return (
+            PRODUCTS,
+            ("feed-forward" if "feed_forward" in name else "projections of attention") + direction,
+        )
     if opcodes & {"xor", "rng-bit-generator"}:
         return "dropout bits and their masks", ""
     if opcodes & {"gather", "scatter"} and table_rows in sizes:
@@ -49,7 +62,11 @@ def group_of(instruction: dict[str, Any], table_rows: int) -> tuple[str, str]:
     if "top_k" in name or "sort" in opcodes:
         return "top-k", ""
     in_model = "Transformer" in name or "jvp" in name
-    if table_rows in sizes and (in_model or not name.startswith("jit(step)")) or "logsumexp" in name:
+    if (
+        table_rows in sizes
+        and (in_model or not name.startswith("jit(step)"))
+        or "logsumexp" in name
+    ):
         return "softmax, loss", ""
     if ".attend" in name:
         return "attention: softmax, masks, layouts", ""
@@ -64,24 +81,38 @@ def group_of(instruction: dict[str, Any], table_rows: int) -> tuple[str, str]:
     return "other elementwise", ""
 
 
-def task_of(part: str, folder: Path, repeats: int, environments: Environments) -> tuple[dict[str, Any], str]:
+def task_of(
+    part: str, folder: Path, repeats: int, environments: Environments
+) -> tuple[dict[str, Any], str]:
     """(the task of `engines.ours_profile`, what it runs)."""
     kind, name, *precision = part.split("_")
     size = SIZES["tiny" if name == "toy" else name]
-    task = {"kind": kind, "size": size, "repeats": repeats, "threads": 1, "compile_cache": "", "folder": str(folder)}
+    task = {
+        "kind": kind,
+        "size": size,
+        "repeats": repeats,
+        "threads": 1,
+        "compile_cache": "",
+        "folder": str(folder),
+    }
     task["precision"] = precision[0] if precision else "float32"
     if kind == "training":
         batches = training_batches(size, 3)[1:2]
         save_batches(folder / "batches.npz", batches)
         [(source, target)] = batches
-        shapes = f"sources {len(source)} x {source.shape[1]}, targets {len(target)} x {target.shape[1]}"
+        shapes = (
+            f"sources {len(source)} x {source.shape[1]}, targets {len(target)} x {target.shape[1]}"
+        )
         return task | {"batches": str(folder / "batches.npz")}, shapes
     task |= {"batch_size": SENTENCES, "beam_size": BEAM, "alpha": 0.6}
-    groups = write_model(task, name, "pretrained:toy" if name == "toy" else None, None, environments)
+    groups = write_model(
+        task, name, "pretrained:toy" if name == "toy" else None, None, environments
+    )
     group = groups[len(groups) // 2]
     sources = group["sources"][:SENTENCES]
     what = (
-        f"{len(sources)} sentences of up to {max(map(len, sources))} tokens, beam {BEAM}, at most {group['cap']} tokens"
+        f"{len(sources)} sentences of up to {max(map(len, sources))} tokens, beam {BEAM}, at most"
+        f" {group['cap']} tokens"
     )
     return task | {"groups": [group | {"sources": sources}]}, what
 
@@ -89,7 +120,9 @@ def task_of(part: str, folder: Path, repeats: int, environments: Environments) -
 def summary(result: dict[str, Any], what: str) -> dict[str, Any]:
     """A part's entry in the record: shares of the time by group, and of the kinds of products with their GFLOP/s."""
     shares: collections.Counter = collections.Counter()
-    products = collections.defaultdict(lambda: {"seconds": 0.0, "flops": 0.0, "shapes": collections.Counter()})
+    products = collections.defaultdict(
+        lambda: {"seconds": 0.0, "flops": 0.0, "shapes": collections.Counter()}
+    )
     slowest = sorted(result["instructions"], key=lambda each: -each["seconds"])
     whole = result["seconds"]
     shares[REST] = max(0.0, whole - sum(each["seconds"] for each in slowest))
@@ -110,14 +143,21 @@ def summary(result: dict[str, Any], what: str) -> dict[str, Any]:
             kind: {
                 "share": round(entry["seconds"] / whole, 4),
                 "gflops": _three(entry["flops"] / entry["seconds"] / 1e9),
-                "shapes": {shape: round(seconds / whole, 4) for shape, seconds in entry["shapes"].most_common(3)},
+                "shapes": {
+                    shape: round(seconds / whole, 4)
+                    for shape, seconds in entry["shapes"].most_common(3)
+                },
             }
             for kind, entry in sorted(products.items(), key=lambda item: -item[1]["seconds"])
         },
         "gflops_of_products": _three(flops / shares[PRODUCTS] / 1e9),
         "peak_gflops_of_float32": _three(result["peak_gflops"]),
         "slowest": [
-            {"share": round(each["seconds"] / whole, 4), "times": each["times"], "op_name": each["op_name"]}
+            {
+                "share": round(each["seconds"] / whole, 4),
+                "times": each["times"],
+                "op_name": each["op_name"],
+            }
             for each in slowest[:10]
         ],
         "settings": result["settings"],
@@ -132,11 +172,15 @@ def _three(value: float) -> float:
 def main(argv: list[str]) -> None:
     """Measures the parts and writes the record."""
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m benchmarks.profile",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated (default: all)")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    parser.add_argument(
+        "--out", metavar="FILE.json", help="where to write the record (default: print it)"
+    )
     args = parser.parse_args(argv)
     environments, parts = Environments("", install=False), {}
     for part in args.parts.split(","):
@@ -147,7 +191,9 @@ def main(argv: list[str]) -> None:
                 result = run(Engine(part, "ours_profile", timeout=3600.0), task, environments)
             except Unavailable as error:
                 sys.exit(f"{part} failed: {error}")
-        parts[part] = summary(result, what) | {"load": [round(x, 1) for x in (before, os.getloadavg()[0])]}
+        parts[part] = summary(result, what) | {
+            "load": [round(x, 1) for x in (before, os.getloadavg()[0])]
+        }
     record = {
         "what": "shares of the time of a train step and of a beam search on one core",
         "command": command_of("profile", argv),

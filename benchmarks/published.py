@@ -48,9 +48,17 @@ class Recipe(NamedTuple):
 _FAST = {"train.precision": "bfloat16", "recipes.batch_groups": "0", "data.batch_tokens": "3400"}
 RECIPES = {
     "multi30k": Recipe("wu2021_tiny", "multi30k", "tokenized_bleu", 41.02, average=10, seconds=240),
-    "envi_t2t": Recipe("t2t_envi", "iwslt15-envi", "sacrebleu", 28.54, average=5, seconds=540, keys=_FAST),
+    "envi_t2t": Recipe(
+        "t2t_envi", "iwslt15-envi", "sacrebleu", 28.54, average=5, seconds=540, keys=_FAST
+    ),
     "envi_tears": Recipe(
-        "transformers_without_tears_envi", "iwslt15-envi", "tokenized_bleu", 32.8, average=0, seconds=540, keys=_FAST
+        "transformers_without_tears_envi",
+        "iwslt15-envi",
+        "tokenized_bleu",
+        32.8,
+        average=0,
+        seconds=540,
+        keys=_FAST,
     ),
 }
 EVALUATION = 90
@@ -70,22 +78,41 @@ def prepare(name: str, data: Path, prepared: Path, overrides: dict[str, str]) ->
 def text_files(config: Config) -> list[str]:
     """Return the files that a config names."""
     d = config.data
-    return [file for spec in (d.train, d.valid, d.test, d.tokenizer_model) for file in spec.split(",") if file]
+    return [
+        file
+        for spec in (d.train, d.valid, d.test, d.tokenizer_model)
+        for file in spec.split(",")
+        if file
+    ]
 
 
 def train(name: str, prepared: Path, seconds: float, overrides: dict[str, str]) -> dict[str, Any]:
     """Train a prepared recipe for at most so long, score it, and return its row."""
     recipe, workdir = RECIPES[name], prepared / name
     if not (workdir / "tokenizer").exists():
-        raise UserError(f"{workdir} is not prepared: run python -m benchmarks.published --prepared={prepared} before.")
-    keys = {"trackers.names": "", "data.root": str(prepared / "text" / recipe.folder)} | recipe.keys | overrides
+        raise UserError(
+            f"{workdir} is not prepared: run python -m benchmarks.published --prepared={prepared}"
+            " before."
+        )
+    keys = (
+        {"trackers.names": "", "data.root": str(prepared / "text" / recipe.folder)}
+        | recipe.keys
+        | overrides
+    )
     flags = [f"--workdir={workdir}"]
-    config = [f"--config={recipe.preset}", *(f"--config.{key}={value}" for key, value in keys.items())]
+    config = [
+        f"--config={recipe.preset}",
+        *(f"--config.{key}={value}" for key, value in keys.items()),
+    ]
     began = time.monotonic()
     code, error = _run(["train", *flags, *config], seconds - EVALUATION)
     chosen = [[f"--average={recipe.average}"], []] if recipe.average else [[]]
-    for average in chosen if code == STOPPED else ():  # a run that is stopped early may lack checkpoints
-        code, error = _run(["evaluate", *flags, *average, *config[1:]], seconds - (time.monotonic() - began))
+    for average in (
+        chosen if code == STOPPED else ()
+    ):  # a run that is stopped early may lack checkpoints
+        code, error = _run(
+            ["evaluate", *flags, *average, *config[1:]], seconds - (time.monotonic() - began)
+        )
         if code != USER_ERROR:
             break
     return _row(recipe, workdir) | ({"failed": f"exit code {code}: {error}"} if code else {})
@@ -94,7 +121,9 @@ def train(name: str, prepared: Path, seconds: float, overrides: dict[str, str]) 
 def _run(words: list[str], seconds: float) -> tuple[int, str]:
     """Return the exit code and the last line of errors of a command; after `seconds` it gets SIGTERM."""
     command = [sys.executable, "-m", "t2t_flax", *words]
-    with subprocess.Popen(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, env=variables()) as process:
+    with subprocess.Popen(
+        command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, env=variables()
+    ) as process:
         try:
             _, errors = process.communicate(timeout=max(1.0, seconds))
         except subprocess.TimeoutExpired:
@@ -123,7 +152,11 @@ def _row(recipe: Recipe, workdir: Path) -> dict[str, Any]:
     if records := sorted((workdir / "eval").glob("*.json"), key=lambda path: path.stat().st_mtime):
         record = parse_json(records[-1].read_text())
         score = record["scores"][recipe.score]
-        row |= {"record": records[-1].name, "score": score["score"], "signature": score["signature"]}
+        row |= {
+            "record": records[-1].name,
+            "score": score["score"],
+            "signature": score["signature"],
+        }
     row |= {"published": recipe.published, "complete": (workdir / "complete.json").exists()}
     return row
 
@@ -132,9 +165,15 @@ def main(argv: list[str]) -> None:
     """Prepare the recipes."""
     parser = arguments.parser("published", __doc__ or "")
     parser.prog = "python -m benchmarks.published"
-    parser.add_argument("--data", required=True, type=Path, metavar="DIR", help="holds multi30k/ and iwslt15-envi/")
-    parser.add_argument("--prepared", required=True, type=Path, metavar="DIR", help="gets texts and workdirs")
-    parser.add_argument("--recipes", default=",".join(RECIPES), help="comma-separated (default: all)")
+    parser.add_argument(
+        "--data", required=True, type=Path, metavar="DIR", help="holds multi30k/ and iwslt15-envi/"
+    )
+    parser.add_argument(
+        "--prepared", required=True, type=Path, metavar="DIR", help="gets texts and workdirs"
+    )
+    parser.add_argument(
+        "--recipes", default=",".join(RECIPES), help="comma-separated (default: all)"
+    )
     args, overrides = arguments.parse(parser, argv)
     for name in args.recipes.split(","):
         prepare(name, args.data, args.prepared, overrides)

@@ -23,7 +23,11 @@ def machine() -> dict[str, str | int]:
         name += f" (family{said['cpu family']}, model{said['model']})"
     flags = next((line for line in lines if line.startswith("flags")), "")
     vector = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "no AVX2"
-    return {"device": jax.devices()[0].device_kind, "cpu": f"{name}, {vector}", "cores": os.cpu_count() or 1}
+    return {
+        "device": jax.devices()[0].device_kind,
+        "cpu": f"{name}, {vector}",
+        "cores": os.cpu_count() or 1,
+    }
 
 
 _OF_THIS_MACHINE = ("--out=", "--beside=", "--environments=", "--no-install")
@@ -33,12 +37,20 @@ def command_of(benchmark: str, argv: Sequence[str]) -> str:
     """The command in a record: as it was given, without what is of this machine alone."""
     words: list[str] = []
     for word in argv:  # "--out FILE" as "--out=FILE"
-        if words and not word.startswith("--") and words[-1].startswith("--") and "=" not in words[-1]:
+        if (
+            words
+            and not word.startswith("--")
+            and words[-1].startswith("--")
+            and "=" not in words[-1]
+        ):
             word = f"{words.pop()}={word}"
         words.append(word)
     words = [word for word in words if not word.startswith(_OF_THIS_MACHINE)]
     flag = "--workdir="
-    words = [flag + shown_workdir(word.removeprefix(flag)) if word.startswith(flag) else word for word in words]
+    words = [
+        flag + shown_workdir(word.removeprefix(flag)) if word.startswith(flag) else word
+        for word in words
+    ]
     return " ".join([f"python -m benchmarks.{benchmark}", *words])
 
 

@@ -52,7 +52,12 @@ def run(engine: Engine, task: dict[str, Any], environments: Environments) -> dic
         command = [python, "-m", f"benchmarks.engines.{engine.module}", str(path)]
         try:
             done = subprocess.run(
-                command, env=variables(**more), capture_output=True, text=True, timeout=engine.timeout, check=False
+                command,
+                env=variables(**more),
+                capture_output=True,
+                text=True,
+                timeout=engine.timeout,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             raise Unavailable(f"no result within {engine.timeout:.0f} s") from None
@@ -117,7 +122,10 @@ def _run_variants(engine, task, environments, earlier, speed) -> dict[str, Any]:
     if not tried:
         raise failed
     best = max(tried, key=lambda name: speed(tried[name]))
-    return tried[best] | {"variant": best, "tried": {name: speed(result) for name, result in tried.items()}}
+    return tried[best] | {
+        "variant": best,
+        "tried": {name: speed(result) for name, result in tried.items()},
+    }
 
 
 def needs_gpu() -> None:

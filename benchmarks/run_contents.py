@@ -41,7 +41,9 @@ def visible(workdir: Path) -> dict[str, Any]:
         found[name] = data
     found |= {f"array {name}": value for name, value in arrays(workdir / "checkpoints").items()}
     for choice in (dict(average=2), dict(best=True)):
-        found[f"chosen by {choice}"] = load(workdir, at_most=True, overrides={"mesh.data": "-1"}, **choice).steps
+        found[f"chosen by {choice}"] = load(
+            workdir, at_most=True, overrides={"mesh.data": "-1"}, **choice
+        ).steps
     return found
 
 
@@ -54,10 +56,14 @@ def arrays(checkpoints: Path) -> dict[str, bytes]:
     found, handler = {}, ocp.PyTreeCheckpointHandler()
     for item in sorted(checkpoints.glob("[0-9]*/*")):
         if item.name in ("params", "opt_state", "ema"):
-            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), handler.metadata(item).tree)
+            as_numpy = jax.tree.map(
+                lambda _: ocp.RestoreArgs(restore_type=np.ndarray), handler.metadata(item).tree
+            )
             tree = handler.restore(item, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
             for path, leaf in jax.tree.leaves_with_path(tree):
-                found[f"{item.relative_to(checkpoints)} {jax.tree_util.keystr(path)}"] = np.asarray(leaf).tobytes()
+                found[f"{item.relative_to(checkpoints)} {jax.tree_util.keystr(path)}"] = np.asarray(
+                    leaf
+                ).tobytes()
     return found
 
 
@@ -80,4 +86,6 @@ def compare(whole: dict[str, Any], stopped: dict[str, Any]) -> None:
         raise Difference(f"missing in the stopped run: {missing[:8]}")
     for name, value in whole.items():
         if value != stopped[name]:
-            raise Difference(f"{name} differs: {str(value)[:1500]} and, stopped, {str(stopped[name])[:1500]}")
+            raise Difference(
+                f"{name} differs: {str(value)[:1500]} and, stopped, {str(stopped[name])[:1500]}"
+            )

@@ -47,7 +47,12 @@ CASES = {
     case.name: case
     for case in (
         Case("size", _grid(2.0 ** np.arange(0, 8)) * 1e5, (0.0, 0.35, 0.3), (5e7,)),
-        Case("sizes", _grid(4.0 ** np.arange(4), 4.0 ** np.arange(4)) * 1e5, (0.0, 0.3, 0.4, 0.3), (3e7, 3e7)),
+        Case(
+            "sizes",
+            _grid(4.0 ** np.arange(4), 4.0 ** np.arange(4)) * 1e5,
+            (0.0, 0.3, 0.4, 0.3),
+            (3e7, 3e7),
+        ),
         Case("data", _grid(2.0 ** np.arange(0, 8)) * 1e5, (0.8, 0.3, -1.5), (5e7,)),
         Case(
             "size_data",
@@ -74,7 +79,9 @@ def coverage(name: str, *, sets: int, draws: int, seed: int = 0) -> dict[str, fl
     held: Counter[str] = Counter()
     for number in range(sets):
         further = np.array([case.further])
-        found = fit_law(law, case.inputs, noisy(case, case.inputs, rng), further, draws=draws, seed=number)
+        found = fit_law(
+            law, case.inputs, noisy(case, case.inputs, rng), further, draws=draws, seed=number
+        )
         new = float(noisy(case, further, rng)[0])
         for key, interval in [*found.parameters.items(), ("prediction", found.losses[0])]:
             held[key] += interval.low <= truth.get(key, new) <= interval.high
@@ -93,7 +100,12 @@ def coverage_of_profiles(*, sets: int, draws: int, seed: int = 0) -> dict[str, f
         for flops in 10.0 ** np.arange(12, 17):
             best = 10.0 * flops**EXPONENT
             for factor in 2.0 ** np.arange(-2.5, 3):
-                loss = np.exp(0.3 + 10 * flops**-0.1 + 0.02 * np.log(factor) ** 2 + 0.005 * rng.standard_normal())
+                loss = np.exp(
+                    0.3
+                    + 10 * flops**-0.1
+                    + 0.02 * np.log(factor) ** 2
+                    + 0.005 * rng.standard_normal()
+                )
                 run = RunPoint("", 0, 0, 0.0, 0.0, flops, loss)
                 points.append(Point((best * factor, flops), (run,)))
         exponent = iso_flop(points, draws=draws, seed=number).exponent
@@ -109,8 +121,12 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     options, found = dict(sets=args.sets, draws=args.draws), {}
     for name in [*CASES, "iso_flop"]:
-        found[name] = coverage_of_profiles(**options) if name == "iso_flop" else coverage(name, **options)
-    publish({"command": command_of("scaling", argv), "machine": machine(), "coverage": found}, args.out)
+        found[name] = (
+            coverage_of_profiles(**options) if name == "iso_flop" else coverage(name, **options)
+        )
+    publish(
+        {"command": command_of("scaling", argv), "machine": machine(), "coverage": found}, args.out
+    )
 
 
 if __name__ == "__main__":

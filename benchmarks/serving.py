@@ -66,10 +66,20 @@ def served(workdir: str, *flags: str, programs: Path | None = None) -> Iterator[
     Args:
       programs: folder that caches compiled programs.
     """
-    command = [sys.executable, "-m", "t2t_flax", "serve", f"--workdir={workdir}", "--port=0", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "t2t_flax",
+        "serve",
+        f"--workdir={workdir}",
+        "--port=0",
+        *flags,
+    ]
     cache = {"JAX_COMPILATION_CACHE_DIR": str(programs)} if programs else {}
     began = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables(**cache)) as server:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=variables(**cache)
+    ) as server:
         try:
             url = (server.stdout.readline().split() or [""])[-1]
             while not _is_ready(url):
@@ -116,7 +126,11 @@ async def run_clients(
         async with _connected(url) as send:
             while (sent := time.monotonic()) < began + seconds:
                 line, number = lines[number % len(lines)], number + 1
-                status = await send(Request("/translate", json.dumps({"q": line, **_fields(pair)}).encode(), key=key))
+                status = await send(
+                    Request(
+                        "/translate", json.dumps({"q": line, **_fields(pair)}).encode(), key=key
+                    )
+                )
                 answered = time.monotonic()
                 if status != "200":
                     await asyncio.sleep(0.1)
@@ -176,10 +190,15 @@ async def _connected(url: str) -> AsyncIterator[Send]:
             connection[1].close()
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Request) -> tuple[str, bool]:
+async def _answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: Request
+) -> tuple[str, bool]:
     """Return the status of an answer, and whether the server closes the connection."""
     body = request.body or b""
-    head = f"{'GET' if request.body is None else 'POST'} {request.path} HTTP/1.1\r\nHost: localhost\r\n"
+    head = (
+        f"{'GET' if request.body is None else 'POST'} {request.path} HTTP/1.1\r\nHost:"
+        " localhost\r\n"
+    )
     head += f"Content-Type: {request.type}\r\nContent-Length: {len(body)}\r\n"
     head += f"Authorization: Bearer {request.key}\r\n" if request.key else ""
     writer.write(f"{head}\r\n".encode() + body)
@@ -194,8 +213,17 @@ def _fields(pair: tuple[str, str]) -> dict[str, str]:
 
 def hostile_requests(pair: tuple[str, str], key: str) -> list[Request]:
     """Return requests that take long to read: HTML with a key, and forms of 256 KiB without one."""
-    texts = ["<a " * 6666, "<b>x" * 5000, "<a x='>' " * 2200, "<b>" * 6000 + "x", "</" * 10_000, "<b></i>" * 2800]
-    documents = [json.dumps({"q": text, "format": "html", **_fields(pair)}).encode() for text in texts]
+    texts = [
+        "<a " * 6666,
+        "<b>x" * 5000,
+        "<a x='>' " * 2200,
+        "<b>" * 6000 + "x",
+        "</" * 10_000,
+        "<b></i>" * 2800,
+    ]
+    documents = [
+        json.dumps({"q": text, "format": "html", **_fields(pair)}).encode() for text in texts
+    ]
     part = b"--b\r\n" + b"a: b\r\n" * 6 + b"content-disposition: form-data; name=x\r\n\r\n\r\n"
     form = part * (2**18 // len(part) - 1) + b"--b--"
     return [
@@ -209,7 +237,9 @@ def hostile_requests(pair: tuple[str, str], key: str) -> list[Request]:
 _FORM = "application/x-www-form-urlencoded"
 
 
-def random_request(draw: random.Random, lines: Sequence[str], pair: tuple[str, str], key: str) -> Request:
+def random_request(
+    draw: random.Random, lines: Sequence[str], pair: tuple[str, str], key: str
+) -> Request:
     """Return a request of any route: one in five is translated, the others are refused or cheap."""
     words = " ".join(draw.choices(lines, k=draw.choice((1, 1, 1, 2, 6)))).split()
     text = " ".join(words[: draw.randint(1, len(words))])
@@ -237,7 +267,10 @@ def random_request(draw: random.Random, lines: Sequence[str], pair: tuple[str, s
         return Request(draw.choice(("/", "/metrics", "/api/models", "/translate", "/x")))
     if draw.random() < 0.2:
         return Request(
-            "/translate", draw.randbytes(draw.randint(0, 2**18)), draw.choice((_FORM, "application/json")), key
+            "/translate",
+            draw.randbytes(draw.randint(0, 2**18)),
+            draw.choice((_FORM, "application/json")),
+            key,
         )
     path, body = draw.choice(translated if draw.random() < 0.3 else others)
     if path == "/translate" and draw.random() < 0.2:
@@ -245,7 +278,9 @@ def random_request(draw: random.Random, lines: Sequence[str], pair: tuple[str, s
     return Request(path, json.dumps(body).encode()[: 2**18], key=key)
 
 
-async def memory_curve(server: Served, lines: Sequence[str], pair: tuple[str, str], count: int, key: str) -> list[int]:
+async def memory_curve(
+    server: Served, lines: Sequence[str], pair: tuple[str, str], count: int, key: str
+) -> list[int]:
     """Return the MiB that the server holds at the start, and after each thousand of `count` random requests."""
     draw, left, curve = random.Random(0), count, [_resident(server.process.pid)]
 
@@ -294,17 +329,29 @@ def main(argv: list[str]) -> None:
     from t2t_flax.tasks import task_of
 
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m benchmarks.serving",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--workdir", metavar="DIR", required=True, help="a trained run; its data.test is translated")
+    parser.add_argument(
+        "--workdir", metavar="DIR", required=True, help="a trained run; its data.test is translated"
+    )
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=20.0, help="of load that count")
-    parser.add_argument("--seconds_before", type=float, default=20.0, help="of load that do not count, at first")
+    parser.add_argument(
+        "--seconds_before", type=float, default=20.0, help="of load that do not count, at first"
+    )
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--hostile", type=int, default=0, metavar="N", help="clients that send what is slow to read")
-    parser.add_argument("--requests", type=int, default=0, metavar="N", help="random requests of the memory's curve")
+    parser.add_argument(
+        "--hostile", type=int, default=0, metavar="N", help="clients that send what is slow to read"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=0, metavar="N", help="random requests of the memory's curve"
+    )
     parser.add_argument("--flags", default="", metavar="'--FLAG ...'", help="of `serve`")
-    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    parser.add_argument(
+        "--out", metavar="FILE.json", help="where to write the record (default: print it)"
+    )
     args = parser.parse_args(argv)
     config = stored_config(args.workdir)
     lines = list(dict.fromkeys(pair[0] for pair in split_source(task_of(config), "test").read()))
@@ -320,7 +367,9 @@ def main(argv: list[str]) -> None:
             for _ in range(args.rounds):  # in turn, as the speed of a shared machine changes
                 for found, hostile in ((beside, args.hostile), (entries, 0)):
                     if hostile or found is entries:
-                        load = run_clients(server.url, lines, pair, **times, before=before, hostile=hostile)
+                        load = run_clients(
+                            server.url, lines, pair, **times, before=before, hostile=hostile
+                        )
                         found.append(entry_of(asyncio.run(load)))
                         before = _SETTLES
         if args.requests:

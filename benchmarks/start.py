@@ -29,7 +29,9 @@ LINE = "Where is the dog?\n"
 LINES = 512
 
 
-def seconds_until(command: list[str], programs: Path, ready: Callable[[str], bool], text: str = "") -> float:
+def seconds_until(
+    command: list[str], programs: Path, ready: Callable[[str], bool], text: str = ""
+) -> float:
     """Wall time from starting `python -m t2t_flax COMMAND` to its first line for which `ready` is true. The command runs
     to its end. programs: the folder that caches compiled programs.
     """
@@ -62,7 +64,11 @@ def time_to_first_update(folder: Path, overrides: list[str]) -> tuple[float, flo
     ]
     for _ in range(2):
         out.append(
-            seconds_until([*command, *overrides], folder / "programs", lambda line: line.startswith("first update "))
+            seconds_until(
+                [*command, *overrides],
+                folder / "programs",
+                lambda line: line.startswith("first update "),
+            )
         )
         for name in ("checkpoints", "trained.json", "complete.json", "metrics.jsonl"):
             subprocess.run(["rm", "-rf", str(workdir / name)], check=True)
@@ -82,7 +88,12 @@ def time_to_last_line(folder: Path, workdir: str, text: str) -> tuple[float, flo
     for _ in range(2):
         numbers = itertools.count(1)
         out.append(
-            seconds_until(command, folder / "programs", lambda line, n=numbers: next(n) == text.count("\n"), text)
+            seconds_until(
+                command,
+                folder / "programs",
+                lambda line, n=numbers: next(n) == text.count("\n"),
+                text,
+            )
         )
     return out[0], out[1]
 
@@ -99,11 +110,17 @@ def time_until_ready(folder: Path, workdir: str) -> tuple[float, float]:
 def main(argv: list[str]) -> None:
     """Measures and writes the record."""
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.start", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m benchmarks.start",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--workdir", metavar="DIR", default="pretrained:toy", help="the model that translates")
-    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    parser.add_argument(
+        "--workdir", metavar="DIR", default="pretrained:toy", help="the model that translates"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE.json", help="where to write the record (default: print it)"
+    )
     args, overrides = parser.parse_known_args(argv)
     if unknown := [word for word in overrides if not word.startswith("--config.")]:
         parser.error(f"unknown arguments: {' '.join(unknown)}")
@@ -112,18 +129,35 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as name:
         for i in range(args.repeats):
             folder = Path(name, str(i))
-            for times, seconds in zip(update, time_to_first_update(folder / "train", overrides), strict=True):
+            for times, seconds in zip(
+                update, time_to_first_update(folder / "train", overrides), strict=True
+            ):
                 times.append(seconds)
-            print(f"first update: cold {update[0][-1]:.1f} s, warm {update[1][-1]:.1f} s", flush=True)
-            for what, measured, text in (("one line", line, LINE), (f"{LINES} lines", lines, mixed_lines())):
-                for times, seconds in zip(measured, time_to_last_line(folder / what, workdir, text), strict=True):
+            print(
+                f"first update: cold {update[0][-1]:.1f} s, warm {update[1][-1]:.1f} s", flush=True
+            )
+            for what, measured, text in (
+                ("one line", line, LINE),
+                (f"{LINES} lines", lines, mixed_lines()),
+            ):
+                for times, seconds in zip(
+                    measured, time_to_last_line(folder / what, workdir, text), strict=True
+                ):
                     times.append(seconds)
-                print(f"{what}: cold {measured[0][-1]:.1f} s, warm {measured[1][-1]:.1f} s", flush=True)
-            for times, seconds in zip(ready, time_until_ready(folder / "serve", workdir), strict=True):
+                print(
+                    f"{what}: cold {measured[0][-1]:.1f} s, warm {measured[1][-1]:.1f} s",
+                    flush=True,
+                )
+            for times, seconds in zip(
+                ready, time_until_ready(folder / "serve", workdir), strict=True
+            ):
                 times.append(seconds)
             print(f"server ready: cold {ready[0][-1]:.1f} s, warm {ready[1][-1]:.1f} s", flush=True)
     record = {
-        "what": "seconds from the command to the first update (configs/toy.py), the first translated line and a ready server",
+        "what": (
+            "seconds from the command to the first update (configs/toy.py), the first translated"
+            " line and a ready server"
+        ),
         "command": command_of("start", argv),
         "first_update": {"cold": spread(update[0]), "warm": spread(update[1])},
         "first_line": {"cold": spread(line[0]), "warm": spread(line[1])},

@@ -38,7 +38,12 @@ def compiled_text(config: Config, machine: Topology, rows: int) -> str:
     from t2t_flax.extensions.planning.plan import batch_shape
 
     run = abstract_run(config, machine)
-    return trace_train_step(run, batch_shape(config, run.shards, rows=rows)).lower().compile().as_text()
+    return (
+        trace_train_step(run, batch_shape(config, run.shards, rows=rows))
+        .lower()
+        .compile()
+        .as_text()
+    )
 
 
 def gpu_row(kernels: list[Kernel]) -> dict[str, Any]:
@@ -82,15 +87,25 @@ def main(argv: list[str]) -> None:
     parser = arguments.parser("traffic", __doc__ or "")
     parser.prog = "python -m benchmarks.traffic"
     program = parser.add_mutually_exclusive_group(required=True)
-    program.add_argument("--config", metavar="FILE.py[:variant]", help=f"what to compile; {arguments.OVERRIDE_HELP}")
-    program.add_argument("--hlo", metavar="FILE", help="read this optimized program instead of compiling")
-    parser.add_argument("--topology", required=True, metavar="NAME", help="the machine, as in `plan`")
-    parser.add_argument("--rows", type=arguments.count(1), default=0, metavar="N", help="packed rows per device")
+    program.add_argument(
+        "--config", metavar="FILE.py[:variant]", help=f"what to compile; {arguments.OVERRIDE_HELP}"
+    )
+    program.add_argument(
+        "--hlo", metavar="FILE", help="read this optimized program instead of compiling"
+    )
+    parser.add_argument(
+        "--topology", required=True, metavar="NAME", help="the machine, as in `plan`"
+    )
+    parser.add_argument(
+        "--rows", type=arguments.count(1), default=0, metavar="N", help="packed rows per device"
+    )
     parser.add_argument("--out", metavar="FILE.json", help="where to write the record")
     args, overrides = arguments.parse(parser, argv)
     device = topology.parse(args.topology)
     if device.chip is None:
-        raise UserError(f"--topology={args.topology} has no GPU and no TPU: name one, such as h100-1 or v5e-8.")
+        raise UserError(
+            f"--topology={args.topology} has no GPU and no TPU: name one, such as h100-1 or v5e-8."
+        )
     if args.hlo:
         text = Path(args.hlo).read_text()
     else:
@@ -99,7 +114,9 @@ def main(argv: list[str]) -> None:
         text = compiled_text(config, device, args.rows)
     kernels = traffic.kernels(hlo.parse(text))
     row = gpu_row if device.platform == "gpu" else tpu_row(device)
-    parts = {part: row([kernel for kernel in kernels if kernel.part == part]) for part in traffic.PARTS}
+    parts = {
+        part: row([kernel for kernel in kernels if kernel.part == part]) for part in traffic.PARTS
+    }
     parts["all"] = row(kernels)
     print(table(parts), file=sys.stderr)
     record = {

@@ -33,7 +33,9 @@ def _needs_bfloat16() -> None:
     from t2t_flax.training.precision import has_bfloat16_instructions
 
     if runs_on_cpu() and not has_bfloat16_instructions():
-        raise Unavailable("this CPU has no bfloat16 instructions; emulated, it is far slower than float32")
+        raise Unavailable(
+            "this CPU has no bfloat16 instructions; emulated, it is far slower than float32"
+        )
 
 
 def _needs_cpu() -> None:
@@ -53,7 +55,10 @@ ENGINES = (
     Engine("torch_bfloat16", **TORCH, task=BFLOAT16, needs=_needs_bfloat16),
     Engine("torch_bfloat16_tcmalloc", **TORCH, **TUNED, task=BFLOAT16, needs=_needs_bfloat16),
     Engine(
-        "ours_einsum", "ours_training", task=BFLOAT16 | {"keys": {"model.attention_kernel": "einsum"}}, needs=needs_gpu
+        "ours_einsum",
+        "ours_training",
+        task=BFLOAT16 | {"keys": {"model.attention_kernel": "einsum"}},
+        needs=needs_gpu,
     ),
     Engine("torch_compiled", **TORCH, task=BFLOAT16 | {"compiled": True}, needs=needs_gpu),
     Engine("marian", "marian_training", "transformers"),
@@ -82,16 +87,22 @@ def machine_peak(task: dict[str, Any], environments: Environments) -> dict[str, 
     for library, environment in (("jax", ""), ("torch", "torch")):
         try:
             result = run(
-                Engine(library, "matmul", environment, {"library": library, "dtype": dtype}), task, environments
+                Engine(library, "matmul", environment, {"library": library, "dtype": dtype}),
+                task,
+                environments,
             )
             out[library] = result["gflops"]
         except Unavailable as error:
             out[library] = {"skipped": str(error)}
-    best = max(value for rates in out.values() for value in rates.values() if not isinstance(value, str))
+    best = max(
+        value for rates in out.values() for value in rates.values() if not isinstance(value, str)
+    )
     return {f"{dtype}_gflops": out, "best_gflops": best}
 
 
-def summary(results: list[dict[str, Any]], tokens: int, flops: float, peak: float) -> dict[str, Any]:
+def summary(
+    results: list[dict[str, Any]], tokens: int, flops: float, peak: float
+) -> dict[str, Any]:
     """An engine's entry in the record, from its rounds."""
     rates = [speed(result, tokens) for result in results]
     passes = [statistics.median(map(sum, result["seconds"])) for result in results]
@@ -118,16 +129,24 @@ def speed(result: dict[str, Any], tokens: int) -> float:
 def main(argv: list[str]) -> None:
     """Measures all engines and writes the record."""
     parser = argparse.ArgumentParser(
-        "python -m benchmarks.training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m benchmarks.training",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", choices=SIZES, default="tiny")
     parser.add_argument("--batches", type=int, help="batches of a pass (default: 5, base 2)")
-    parser.add_argument("--tokens", type=int, help="target tokens of a batch (default: 4096, base 2060)")
+    parser.add_argument(
+        "--tokens", type=int, help="target tokens of a batch (default: 4096, base 2060)"
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--passes", type=int, help="timed passes of a process (default: 2, base 1)")
     parser.add_argument("--engines", help="comma-separated")
-    parser.add_argument("--no-install", action="store_true", help="skip peers whose environment does not exist")
-    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    parser.add_argument(
+        "--no-install", action="store_true", help="skip peers whose environment does not exist"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE.json", help="where to write the record (default: print it)"
+    )
     environments_lib.add_flag(parser)
     args = parser.parse_args(argv)
     known = {engine.name: engine for engine in ENGINES}
@@ -149,7 +168,9 @@ def main(argv: list[str]) -> None:
         }  # fmt: skip
         peak = machine_peak(task, environments)
         rate = lambda result: speed(result, tokens)  # noqa: E731
-        results, skipped = measure([known[name] for name in names], task, args.rounds, environments, rate)
+        results, skipped = measure(
+            [known[name] for name in names], task, args.rounds, environments, rate
+        )
     rates = {name: [rate(result) for result in each] for name, each in results.items()}
     record = {
         "what": f"train step, {args.model}: real target tokens/s on the same batches, in turn",
@@ -162,7 +183,10 @@ def main(argv: list[str]) -> None:
         },
         "threads": threads(),
         "peak": peak,
-        "engines": {name: summary(each, tokens, flops, peak["best_gflops"]) for name, each in results.items()},
+        "engines": {
+            name: summary(each, tokens, flops, peak["best_gflops"])
+            for name, each in results.items()
+        },
         **best_ratios(rates),
         "skipped": skipped,
         "versions": {"python": platform.python_version()},

@@ -28,7 +28,9 @@ def get_config():
     c.model.d_ff = 256
     c.model.num_heads = 4
     c.model.dropout = 0.15
-    c.model.pad_vocab_to_multiple = 8  # rows of the embedding table: 128, the default, would add many to a small one
+    c.model.pad_vocab_to_multiple = (
+        8  # rows of the embedding table: 128, the default, would add many to a small one
+    )
 
     # Optimizer: Adam. The rate rises for 500 updates and then falls with 1 / sqrt(t).
     c.optimizer.schedule = "inverse_sqrt"

@@ -20,7 +20,17 @@ import threading
 import time
 from pathlib import Path
 
-from restarts import PROGRESS, USER_ERROR, Children, Restarts, outcome, say, signal_group, take, whole_number
+from restarts import (
+    PROGRESS,
+    USER_ERROR,
+    Children,
+    Restarts,
+    outcome,
+    say,
+    signal_group,
+    take,
+    whole_number,
+)
 
 
 class Pod(Children):
@@ -49,8 +59,13 @@ class Pod(Children):
                 break
             env = os.environ | environment(i, n, port) | {PROGRESS: str(saved)}
             process = self.start(i, command, env=env, **pipes)
-            for stream, out in ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer)):
-                printers.append(threading.Thread(target=print_lines, args=(i, stream, out), daemon=True))
+            for stream, out in (
+                (process.stdout, sys.stdout.buffer),
+                (process.stderr, sys.stderr.buffer),
+            ):
+                printers.append(
+                    threading.Thread(target=print_lines, args=(i, stream, out), daemon=True)
+                )
                 printers[-1].start()
         while self.running:
             for i, process in list(self.running.items()):
@@ -62,7 +77,10 @@ class Pod(Children):
                     grace = min(self.grace, 5) if codes[-1] == USER_ERROR else self.grace
                     deadline = deadline or time.monotonic() + grace
             if self.running and deadline and time.monotonic() > deadline:
-                say("local_pod", f"killing the remaining processes: {' '.join(map(str, self.running))}")
+                say(
+                    "local_pod",
+                    f"killing the remaining processes: {' '.join(map(str, self.running))}",
+                )
                 self.send(signal.SIGKILL)
             time.sleep(0.1)
         for printer in printers:
@@ -82,7 +100,11 @@ def print_lines(i: int, stream, out) -> None:
 def environment(i: int, n: int, port: int) -> dict[str, str]:
     """The variables by which process i of n joins the others."""
     no_proxy = ",".join(filter(None, [os.environ.get("no_proxy"), "127.0.0.1,localhost"]))
-    address = {"T2T_NUM_PROCESSES": str(n), "T2T_PROCESS_ID": str(i), "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}"}
+    address = {
+        "T2T_NUM_PROCESSES": str(n),
+        "T2T_PROCESS_ID": str(i),
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+    }
     platform = os.environ.get("JAX_PLATFORMS") or "cpu"
     return address | {"PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": platform, "no_proxy": no_proxy}
 
@@ -98,8 +120,13 @@ def free_port() -> int:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The flags, and the command after `--`."""
-    usage = "launch/local_pod.sh N [--restarts=R] [--restart-with=M] [--grace=S] [--dry-run] -- COMMAND..."
-    parser = argparse.ArgumentParser(prog="local_pod", usage=usage, description=__doc__, allow_abbrev=False)
+    usage = (
+        "launch/local_pod.sh N [--restarts=R] [--restart-with=M] [--grace=S] [--dry-run] --"
+        " COMMAND..."
+    )
+    parser = argparse.ArgumentParser(
+        prog="local_pod", usage=usage, description=__doc__, allow_abbrev=False
+    )
     numbers = {"N": 1, "--restarts": 0, "--restart-with": 1, "--grace": 0}
     for name, default in zip(numbers, (None, 0, None, 30), strict=True):
         parser.add_argument(name, type=whole_number, default=default)
@@ -121,7 +148,11 @@ def main(argv: list[str]) -> int:
     if args.dry_run:
         port = free_port()
         for i in range(n):
-            print(shlex.join(["env", *(f"{k}={v}" for k, v in environment(i, n, port).items()), *command]))
+            print(
+                shlex.join(
+                    ["env", *(f"{k}={v}" for k, v in environment(i, n, port).items()), *command]
+                )
+            )
         return 0
     pod = Pod(args.grace)
     with tempfile.TemporaryDirectory(prefix="t2t_restarts.") as folder:

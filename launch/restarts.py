@@ -92,7 +92,11 @@ def start_guard():
     os.close(writer)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    for descriptor in (0, 1, 2):  # the launcher's output should not stay open because of this process
+    for descriptor in (
+        0,
+        1,
+        2,
+    ):  # the launcher's output should not stay open because of this process
         os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
     groups = []
     for line in os.fdopen(reader):
@@ -221,21 +225,32 @@ def slurm(command, *, patience=6, pause=10.0):
       pause: seconds between two questions.
     """
     job, start = os.environ["SLURM_JOB_ID"], int(os.environ.get("SLURM_RESTART_COUNT") or 0) + 1
-    if index := os.environ.get("SLURM_ARRAY_TASK_ID"):  # the number of one job of an array means all of them
+    if index := os.environ.get(
+        "SLURM_ARRAY_TASK_ID"
+    ):  # the number of one job of an array means all of them
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{index}"
     folder = Path(f".t2t_restarts.{job}").absolute()  # all tasks and starts of the job share it
     used, saved = folder / "used", folder / "saved"
-    restarts = Restarts(int(os.environ.get("T2T_RESTARTS") or 20), int(used.read_text()) if used.exists() else 0)
+    restarts = Restarts(
+        int(os.environ.get("T2T_RESTARTS") or 20), int(used.read_text()) if used.exists() else 0
+    )
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(exist_ok=True)
     for number in SIGNALS:
-        signal.signal(number, lambda *_: None)  # a requeue signals this process too, which has to read the tasks' codes
+        signal.signal(
+            number, lambda *_: None
+        )  # a requeue signals this process too, which has to read the tasks' codes
     wrapper = [sys.executable, str(Path(__file__).absolute()), "task", str(folder)]
     environment = os.environ | {PROGRESS: str(saved)}
-    srun = subprocess.Popen(["srun", "--kill-on-bad-exit=0", "--wait=60", *wrapper, *command], env=environment)
+    srun = subprocess.Popen(
+        ["srun", "--kill-on-bad-exit=0", "--wait=60", *wrapper, *command], env=environment
+    )
     srun.wait()
     # The highest code of all tasks, also of those that were killed before they could write theirs.
-    codes = [exit_code(srun), *(int(path.read_text() or FAILURE) for path in folder.iterdir() if path.name.isdecimal())]
+    codes = [
+        exit_code(srun),
+        *(int(path.read_text() or FAILURE) for path in folder.iterdir() if path.name.isdecimal()),
+    ]
     code, state = outcome(codes), ""
     message = restarts.again(code, saved.exists())
     shutil.rmtree(folder, ignore_errors=True)
@@ -243,7 +258,10 @@ def slurm(command, *, patience=6, pause=10.0):
         answer = ask(["squeue", "--noheader", f"--job={job}", "--format=%T"], patience, pause)
         # SLURM kills a cancelled job long before all questions are asked.
         state = "RUNNING" if answer is None else answer.strip() or "unknown"
-    print(f"slurm: start {start} of job {job} ended with exit code {code}" + (f", state {state}" if state else ""))
+    print(
+        f"slurm: start {start} of job {job} ended with exit code {code}"
+        + (f", state {state}" if state else "")
+    )
     if state != "RUNNING":  # final, or the job was cancelled or requeued by someone
         return code
     if restarts.used:

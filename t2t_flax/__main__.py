@@ -10,7 +10,14 @@ from t2t_flax.registry import COMMANDS, load_extensions
 from t2t_flax.version import __version__
 
 # Errors of the path itself, such as a folder in place of a file: a restart cannot help.
-_WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENXIO)
+_WRONG_PATH = (
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.EEXIST,
+    errno.ENXIO,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -39,7 +46,8 @@ def main(argv: list[str] | None = None) -> int:
             raise
         words = " ".join(["t2t_flax", *argv[:1]])
         print(
-            f"{words}: the package {error.name} is not installed in {sys.executable}: pip install -r requirements.txt",
+            f"{words}: the package {error.name} is not installed in {sys.executable}: pip install"
+            " -r requirements.txt",
             file=sys.stderr,
         )
         return USER_ERROR
@@ -66,7 +74,9 @@ def main(argv: list[str] | None = None) -> int:
 def usage() -> str:
     """Return the list of commands, one per line."""
     lines = [f"  {name:14} {command.summary}" for name, command in COMMANDS.items()]
-    hint = "`python -m t2t_flax COMMAND --help` shows the flags of a command, `--version` the version."
+    hint = (
+        "`python -m t2t_flax COMMAND --help` shows the flags of a command, `--version` the version."
+    )
     return "\n".join(["usage: python -m t2t_flax COMMAND ...", "", *lines, "", hint])
 
 

@@ -49,7 +49,9 @@ class TrainResult:
         return not self.reason.startswith("SIG")
 
 
-def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, object] | None = None) -> TrainResult:
+def train(
+    config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, object] | None = None
+) -> TrainResult:
     """Train a new run, or resume the one in the workdir, and evaluate it.
 
     Checkpoints, metrics and records are written to the workdir, exactly as by the command `train`.
@@ -129,7 +131,10 @@ def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, o
         say("time: " + "  ".join(f"{name} {value:.1f} s" for name, value in end.seconds.items()))
         end = dataclasses.replace(end, state=None)  # frees its memory
         if not end.finished:
-            say(f"stopped by {end.reason} after update {end.step}, saved; give the same command again to go on")
+            say(
+                f"stopped by {end.reason} after update {end.step}, saved; give the same command"
+                " again to go on"
+            )
             return TrainResult(workdir, end.step, end.reason, {})
 
         # The final evaluation.
@@ -166,7 +171,9 @@ def prepare(
     print(f"train: {describe_train(config, corpus)}")
     for name, store in corpus.valid.items():
         print(f"{name}: {store.describe()}")
-    return {split: store.num_pairs for split, store in ({"train": corpus.train} | corpus.valid).items()}
+    return {
+        split: store.num_pairs for split, store in ({"train": corpus.train} | corpus.valid).items()
+    }
 
 
 def evaluate(
@@ -214,7 +221,9 @@ def evaluate(
         check_shared(group, folder, "--output" if output else "--workdir")
         check_scores(config, sets, group)
         with supervisor.exit_on_signal("evaluating"):
-            loaded = load_run(workdir, step=step, average=average, best=best, overrides=texts, group=group)
+            loaded = load_run(
+                workdir, step=step, average=average, best=best, overrides=texts, group=group
+            )
             loaded = dataclasses.replace(loaded, workdir=folder, elsewhere=bool(output))
             records = evaluate_sets(loaded, sets, supervisor).records
             group.barrier("evaluated")
@@ -287,7 +296,9 @@ def _completed(config: Config, workdir: epath.Path, group: ProcessGroup) -> Trai
     from t2t_flax.json_file import parse_json
     from t2t_flax.training.workdir import completed
 
-    message = group.broadcast("completed", (completed(workdir, config) or "") if group.is_lead else "")
+    message = group.broadcast(
+        "completed", (completed(workdir, config) or "") if group.is_lead else ""
+    )
     if not message:
         return None
     group.say(message)
@@ -298,7 +309,10 @@ def _completed(config: Config, workdir: epath.Path, group: ProcessGroup) -> Trai
 
 def _as_text(overrides: Mapping[str, object] | None) -> dict[str, str]:
     """Convert overrides to text, as on the command line. The keys check the types."""
-    return {key: value if isinstance(value, str) else str(value) for key, value in (overrides or {}).items()}
+    return {
+        key: value if isinstance(value, str) else str(value)
+        for key, value in (overrides or {}).items()
+    }
 
 
 def _prepare_process(config: Config, *, devices: bool = True) -> list[str]:
@@ -316,8 +330,8 @@ def _prepare_process(config: Config, *, devices: bool = True) -> list[str]:
         if not devices:
             return []
         raise UserError(
-            f"config.mesh.cpu_devices = {config.mesh.cpu_devices} must be set before JAX touches a device: make this the first "
-            "JAX call of the process, or set mesh.cpu_devices = 1."
+            f"config.mesh.cpu_devices = {config.mesh.cpu_devices} must be set before JAX touches a"
+            " device: make this the first JAX call of the process, or set mesh.cpu_devices = 1."
         ) from None
 
 

@@ -47,7 +47,10 @@ def install_hint(extra: str) -> str:
 
     It ends an error message.
     """
-    return f"pip install -e '.[{extra}]' in the checkout, or the extra {extra} with what you installed t2t_flax from"
+    return (
+        f"pip install -e '.[{extra}]' in the checkout, or the extra {extra} with what you installed"
+        " t2t_flax from"
+    )
 
 
 def require(module: str, extra: str, what: str) -> None:

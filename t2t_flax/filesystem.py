@@ -31,7 +31,14 @@ _TRANSIENT_NUMBERS = (
     errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENXIO, errno.ENODEV, errno.EBUSY, errno.EINTR,
 )  # fmt: skip
 _OS_ERROR = re.compile(r"\[OS error (\d+)")  # in the messages of TensorStore
-_REFUSED = ("No space left", "quota", "Quota", "File too large", "Permission denied", "Read-only file")
+_REFUSED = (
+    "No space left",
+    "quota",
+    "Quota",
+    "File too large",
+    "Permission denied",
+    "Read-only file",
+)
 _REFUSED_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -44,7 +51,9 @@ def expand_home(path: epath.PathLike, name: str) -> str:
     """
     expanded = os.path.expanduser(os.fspath(path))
     if expanded.startswith("~"):
-        raise UserError(f"{name}: there is no home folder for {path}: set HOME, or name another folder.")
+        raise UserError(
+            f"{name}: there is no home folder for {path}: set HOME, or name another folder."
+        )
     return expanded
 
 
@@ -105,7 +114,9 @@ def is_transient(error: BaseException) -> bool:
     Such are errors of a failing disk or network, of a store that does not answer or refuses the
     account, and of too little memory.
     """
-    numbers = {int(number) for number in _OS_ERROR.findall(str(error))} | {getattr(error, "errno", None)}
+    numbers = {int(number) for number in _OS_ERROR.findall(str(error))} | {
+        getattr(error, "errno", None)
+    }
     return (
         isinstance(error, PermissionError | ConnectionError | TimeoutError | MemoryError)
         or not numbers.isdisjoint(_TRANSIENT_NUMBERS)
@@ -134,7 +145,9 @@ def check_can_write(folder: epath.PathLike, remedy: str) -> None:
     if is_remote(folder):
         return
     try:
-        with tempfile.TemporaryFile(dir=next(parent for parent in (path, *path.parents) if parent.exists())):
+        with tempfile.TemporaryFile(
+            dir=next(parent for parent in (path, *path.parents) if parent.exists())
+        ):
             pass
     except OSError as error:
         raise UserError(f"{folder} cannot be written to ({error.strerror}): {remedy}.") from None
@@ -305,7 +318,10 @@ def delete(folder: epath.PathLike, names: str) -> None:
         elif is_remote(path):
             path.unlink(missing_ok=True)
         else:  # open for writing, as NFS asks of such a lock
-            with contextlib.suppress(FileNotFoundError, BlockingIOError, PermissionError), open(path, "r+b") as file:
+            with (
+                contextlib.suppress(FileNotFoundError, BlockingIOError, PermissionError),
+                open(path, "r+b") as file,
+            ):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
 

@@ -36,7 +36,10 @@ def half_character(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        return f"\\u{ord(text[error.start]):04x} is half of a character: a surrogate without the other one of its pair"
+        return (
+            f"\\u{ord(text[error.start]):04x} is half of a character: a surrogate without the other"
+            " one of its pair"
+        )
     return ""
 
 
@@ -55,7 +58,9 @@ def _finite(text: str) -> float:
 def _check_depth(value: Any) -> None:
     level = [value]
     for _ in range(DEEPEST + 1):
-        containers = [x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list)]
+        containers = [
+            x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list)
+        ]
         if not containers:
             return
         level = [x for container in containers for x in container]

@@ -46,8 +46,8 @@ def this_process(command: str) -> str:
 def in_use(folder: epath.PathLike, holder: str) -> UserError:
     """Return the error for a folder that another process has locked."""
     return UserError(
-        f"--workdir={folder} is in use by another process: {holder or 'unknown'}. Only one process at a "
-        "time may write there: wait until it has ended, or stop it."
+        f"--workdir={folder} is in use by another process: {holder or 'unknown'}. Only one process"
+        " at a time may write there: wait until it has ended, or stop it."
     )
 
 
@@ -60,7 +60,9 @@ def _file_lock(path: Path, command: str) -> FileLock:
             os.pwrite(descriptor, f"{this_process(command)}\n".encode(), 0)
 
     # The mode lets other users of a shared cache wait for this process.
-    return FileLock(path, mode=0o666, thread_local=False, fallback_to_soft=False, on_acquired=write_holder)
+    return FileLock(
+        path, mode=0o666, thread_local=False, fallback_to_soft=False, on_acquired=write_holder
+    )
 
 
 def _holder(path: Path) -> str:
@@ -94,7 +96,10 @@ def lock_folder(folder: epath.PathLike, command: str) -> Lock:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        text = f"{folder} is on a file system without locks ({error.strerror}). Use another file system."
+        text = (
+            f"{folder} is on a file system without locks ({error.strerror}). Use another file"
+            " system."
+        )
         raise UserError(text) from None
     raise in_use(folder, holder)
 
@@ -122,7 +127,9 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
             lock.acquire(timeout=2.0 if wait else 0.1)
         except Timeout:
             if not wait:
-                raise UserError(f"{path} is being written by {_holder(name)}: wait until it has ended.") from None
+                raise UserError(
+                    f"{path} is being written by {_holder(name)}: wait until it has ended."
+                ) from None
             log.warning("waiting for another process that writes %s (%s)", path, _holder(name))
             lock.acquire(poll_interval=0.2)
     except OSError as error:

@@ -63,7 +63,11 @@ def run_folder(workdir: epath.PathLike) -> epath.Path:
     Raises UserError for an unknown name.
     """
     form = _form_of_name(workdir)
-    return importlib.import_module(form.module).folder_of(os.fspath(workdir)) if form else epath.Path(workdir)
+    return (
+        importlib.import_module(form.module).folder_of(os.fspath(workdir))
+        if form
+        else epath.Path(workdir)
+    )
 
 
 def check_writable(workdir: epath.PathLike, remedy: str) -> None:

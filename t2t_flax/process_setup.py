@@ -62,7 +62,9 @@ def prepare_process(config: Config) -> list[str]:
         if os.environ.get(name.upper()):
             continue
         try:
-            jax.config.update(name, expand_home(default, name.upper()) if isinstance(default, str) else default)
+            jax.config.update(
+                name, expand_home(default, name.upper()) if isinstance(default, str) else default
+            )
         except UserError as error:
             notes.append(f"compiled programs are not kept: {error}")
     if cpu and _COLLECTIVE_TIMEOUT not in (flags := os.environ.get("XLA_FLAGS", "")):
@@ -88,7 +90,12 @@ def keep_freed_memory() -> str:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return "allocator: not glibc, unchanged"
-    for name, value in ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_TOP_PAD, 2**28)):
+    for name, value in (
+        (_M_ARENA_MAX, 1),
+        (_M_MMAP_MAX, 0),
+        (_M_TRIM_THRESHOLD, -1),
+        (_M_TOP_PAD, 2**28),
+    ):
         mallopt(name, value)
     return "allocator: freed memory is kept"
 

@@ -128,7 +128,11 @@ class Table(dict[str, Row]):
         if name not in self:
             raise ValueError(f"{name!r} is none of {', '.join(self)}")
         module, _, attribute = getattr(self[name], "module", str(self[name])).partition(":")
-        return getattr(importlib.import_module(module), attribute) if attribute else importlib.import_module(module)
+        return (
+            getattr(importlib.import_module(module), attribute)
+            if attribute
+            else importlib.import_module(module)
+        )
 
     def load_all(self) -> Iterator[Any]:
         """Return the modules or objects of all rows."""
@@ -187,17 +191,21 @@ arrays [lines, ...] by name for `Sentences.more`.
 SOURCES = Table(
     {
         "toy": SourceForm(
-            "'toy:SPLIT' or 'toy:SPLIT:COUNT' (the built-in corpus)", "t2t_flax.data.sources.toy", prefix="toy"
+            "'toy:SPLIT' or 'toy:SPLIT:COUNT' (the built-in corpus)",
+            "t2t_flax.data.sources.toy",
+            prefix="toy",
         ),
         "text": SourceForm(
-            "'SRC,TGT' (two text files, or patterns such as train.*.en,train.*.de; plain or .gz, .bz2, .xz, .zst), "
-            "'SRC,REF1,REF2' (several references, for validation and test text)",
+            "'SRC,TGT' (two text files, or patterns such as train.*.en,train.*.de; plain or .gz,"
+            " .bz2, .xz, .zst), 'SRC,REF1,REF2' (several references, for validation and test text)",
             "t2t_flax.data.sources.text",
         ),
     }
 )
 """Forms of data.train, data.valid and data.test."""
-TOKENIZERS = Table({name: "t2t_flax.data.tokenizers:SentencePieceTokenizer" for name in ("bpe", "unigram")})
+TOKENIZERS = Table(
+    {name: "t2t_flax.data.tokenizers:SentencePieceTokenizer" for name in ("bpe", "unigram")}
+)
 """Choices of data.tokenizer: `data.tokenizers.Tokenizer` classes with `train`."""
 TOKENIZER_FILES: Table[str] = Table()
 """Tokenizer classes by the `kind` in their JSON files.
@@ -234,14 +242,18 @@ returns lines for the command `explain`.
 """
 MIXERS = Table({"attention": "t2t_flax.models.attention:SelfAttention"})
 """Choices of model.mixer; see `t2t_flax.models.attention`."""
-SCORES = Table({"scaled_dot": "t2t_flax.models.attention:scaled_dot", "dot": "t2t_flax.models.attention:dot"})
+SCORES = Table(
+    {"scaled_dot": "t2t_flax.models.attention:scaled_dot", "dot": "t2t_flax.models.attention:dot"}
+)
 """Choices of model.attention_score: functions that return a flax module.
 
 The module maps q [..., T, N, H] and k [..., S, N, H] to float32 scores [..., N, T, S].
 """
 FEED_FORWARDS = Table({"dense": "t2t_flax.models.layers:FeedForward"})
 """Choices of model.feed_forward: flax modules with the interface of `FeedForward`."""
-ACTIVATIONS = Table({"relu": "flax.linen:relu", "gelu": "flax.linen:gelu", "swish": "flax.linen:swish"})
+ACTIVATIONS = Table(
+    {"relu": "flax.linen:relu", "gelu": "flax.linen:gelu", "swish": "flax.linen:swish"}
+)
 """Choices of model.activation: functions of an array."""
 NORMS = Table({"layernorm": "t2t_flax.models.dense:LayerNorm"})
 """Choices of model.norm_type: functions (epsilon, dtype) -> norm.
@@ -255,7 +267,9 @@ POSITIONS = Table(
     }
 )
 """Choices of model.position: instances of `PositionScheme`."""
-SCHEDULES = Table({name: f"t2t_flax.training.optimizer:{name}" for name in ("noam", "inverse_sqrt", "constant")})
+SCHEDULES = Table(
+    {name: f"t2t_flax.training.optimizer:{name}" for name in ("noam", "inverse_sqrt", "constant")}
+)
 """Choices of optimizer.schedule: config -> `training.optimizer.Schedule`."""
 OPTIMIZERS = Table({"adam": "t2t_flax.training.optimizer:adam"})
 """Choices of optimizer.name: functions config -> optax transformation.

@@ -35,7 +35,9 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
 # As `process_setup` does, so that programs of commands are also found in the cache.
 os.environ["XLA_FLAGS"] = "--xla_cpu_collective_call_terminate_timeout_seconds=604800"
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    os.environ["XLA_FLAGS"] += (
+        " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    )
 # Many tests compile the same small programs, so the workers share a compilation cache. It is
 # deleted at the end, unless JAX_COMPILATION_CACHE_DIR names one to keep.
 _OWN_CACHE = not os.environ.get("JAX_COMPILATION_CACHE_DIR")
@@ -86,7 +88,9 @@ def no_process_stays():
     """Kills the processes that the tests of a file leave behind, and fails: they take the processor and ports from others."""
     before = started_processes()
     yield
-    _, left = psutil.wait_procs(started_processes() - before - multiprocessing_servers(), timeout=100.0)
+    _, left = psutil.wait_procs(
+        started_processes() - before - multiprocessing_servers(), timeout=100.0
+    )
     found = []
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):

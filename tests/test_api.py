@@ -35,7 +35,10 @@ def test_complete_run_is_returned_unchanged(result):
 
 def test_evaluate_scores_other_splits_and_averages(result):
     records = t2t_flax.evaluate(result.workdir, "valid", average=2)
-    assert records["valid"]["checkpoint"]["averaged"] == [4, 2] and records["valid"]["counts"]["sentences"] == 20
+    assert (
+        records["valid"]["checkpoint"]["averaged"] == [4, 2]
+        and records["valid"]["counts"]["sentences"] == 20
+    )
 
 
 def test_loaded_run_translates_and_scores(result):
@@ -65,10 +68,14 @@ def test_load_keeps_compiled_programs_and_explain_comes_after_it(tmp_path):
     variables |= {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
     inherited = {name: x for name, x in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
     words = [sys.executable, "-c", LATER]
-    done = subprocess.run(words, env=inherited | variables, capture_output=True, text=True, check=False, timeout=800)
+    done = subprocess.run(
+        words, env=inherited | variables, capture_output=True, text=True, check=False, timeout=800
+    )
     assert done.returncode == 0, done.stderr
     cache, devices, *message = done.stdout.split(None, 2)
-    assert int(devices) == stored_config("pretrained:toy").mesh.cpu_devices and list(Path(cache).iterdir())
+    assert int(devices) == stored_config("pretrained:toy").mesh.cpu_devices and list(
+        Path(cache).iterdir()
+    )
     assert_names(message[0], "config.mesh.cpu_devices", "3")
 
 

@@ -33,7 +33,11 @@ CLEAN_UPS = {
     "a new writer": (enter, [f"mean{PARTIAL}"]),
     "preparing data": (
         lambda folder: dataset._remove_leftovers(epath.Path(folder)),
-        [f"train-{HEX12}{PARTIAL}", f"tokenizer-{HEX12}{PARTIAL}", f"valid-{HEX12}.plan-{HEX12}.json{PARTIAL}"],
+        [
+            f"train-{HEX12}{PARTIAL}",
+            f"tokenizer-{HEX12}{PARTIAL}",
+            f"valid-{HEX12}.plan-{HEX12}.json{PARTIAL}",
+        ],
     ),
     "writing a store": (keep_chunks, [f"train-1.shards-{HEX12}", f"test-2.shards-{HEX12}"]),
     "opening a workdir": (
@@ -78,5 +82,9 @@ def test_a_clean_up_deletes_only_files_of_this_project(tmp_path, clean_up, ours)
 
 def test_folders_are_deleted_in_one_place():
     package = Path(t2t_flax.__file__).parent
-    found = {path.name for path in package.rglob("*.py") if re.search(r"\brmtree\b|\bremovedirs\b", path.read_text())}
+    found = {
+        path.name
+        for path in package.rglob("*.py")
+        if re.search(r"\brmtree\b|\bremovedirs\b", path.read_text())
+    }
     assert found == {"filesystem.py"}

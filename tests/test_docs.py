@@ -37,7 +37,9 @@ def test_named_keys_exist(page):
     groups = {key.split(".")[0] for key in fields()}
     text = page.read_text().partition("\n## Removed")[0]
     for key in re.findall(r"`(?:--config\.)?([a-z]+\.[a-z_0-9]+)[^`]*`", text):
-        if key.split(".")[0] in groups and not key.endswith((".py", ".json", ".md", ".safetensors", ".bin")):
+        if key.split(".")[0] in groups and not key.endswith(
+            (".py", ".json", ".md", ".safetensors", ".bin")
+        ):
             assert key in fields(), f"{page.name} names {key}"
 
 

@@ -42,9 +42,15 @@ def test_new_decoder_translates(documented, tmp_path, cache, monkeypatch, capsys
 
 def test_new_hook_logs_padding(documented, tmp_path, cache):
     keys = documented("padding.py").Padding
-    config = dataclasses.replace(tiny_run(tmp_path, steps=11), extensions=(("padding", keys(log=True)),))
+    config = dataclasses.replace(
+        tiny_run(tmp_path, steps=11), extensions=(("padding", keys(log=True)),)
+    )
     loop.train(start(config, tmp_path, cache), score=None)
-    found = {line["step"]: (line["padding"], line["fill"]) for line in read_metrics(tmp_path) if "padding" in line}
+    found = {
+        line["step"]: (line["padding"], line["fill"])
+        for line in read_metrics(tmp_path)
+        if "padding" in line
+    }
     assert list(found) == [10] and found[10][0] == pytest.approx(1 - found[10][1])
 
 

@@ -11,7 +11,13 @@ from helpers.refusals import refused
 
 from t2t_flax import filesystem
 from t2t_flax.errors import UserError, first_line
-from t2t_flax.filesystem import atomic_directory, atomic_write, delete, is_transient, is_write_refused
+from t2t_flax.filesystem import (
+    atomic_directory,
+    atomic_write,
+    delete,
+    is_transient,
+    is_write_refused,
+)
 
 
 def test_atomic_write_writes_text_and_bytes_and_creates_folders(tmp_path):
@@ -41,7 +47,9 @@ def test_a_missing_home_folder_is_named_and_not_made(no_home):
     assert filesystem.expand_home("a/~/x", "") == "a/~/x" and filesystem.expand_home("", "") == ""
 
 
-@pytest.mark.parametrize("error", [ValueError("checksum"), FileNotFoundError(errno.ENOENT, "no such file")])
+@pytest.mark.parametrize(
+    "error", [ValueError("checksum"), FileNotFoundError(errno.ENOENT, "no such file")]
+)
 def test_errors_of_the_file_itself_are_not_transient(error):
     assert not is_transient(error) and not is_write_refused(error)
 
@@ -58,7 +66,9 @@ def test_file_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
         return descriptor
 
     monkeypatch.setattr(os, "open", opened)
-    monkeypatch.setattr(os, "fsync", lambda d: (calls.append((paths[d], (tmp_path / "a").exists())), real_fsync(d)))
+    monkeypatch.setattr(
+        os, "fsync", lambda d: (calls.append((paths[d], (tmp_path / "a").exists())), real_fsync(d))
+    )
     filesystem.atomic_write(tmp_path / "a", "x")
     assert [(path.split(".partial-")[0], there) for path, there in calls] == [
         (str(tmp_path / "a"), False),
@@ -72,17 +82,24 @@ def test_failing_disk_is_not_an_empty_folder(tmp_path, monkeypatch):
     def fail(*args, **keys):
         raise OSError(errno.ESTALE, "Stale file handle")
 
-    assert filesystem.list_numbers(tmp_path / "none") == [] and filesystem.read_if_exists(tmp_path / "none") is None
+    assert (
+        filesystem.list_numbers(tmp_path / "none") == []
+        and filesystem.read_if_exists(tmp_path / "none") is None
+    )
     for name in ("listdir", "scandir", "stat"):
         monkeypatch.setattr(os, name, fail)
     with refused("Stale", error=OSError):
         filesystem.list_numbers(tmp_path)
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EMFILE])
+@pytest.mark.parametrize(
+    "number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EMFILE]
+)
 def test_errors_of_a_failing_disk_or_network_are_transient(number):
     assert is_transient(OSError(number, os.strerror(number)))
-    assert is_transient(ValueError(f"Error opening file [OS error {number}: {errno.errorcode[number]}]"))
+    assert is_transient(
+        ValueError(f"Error opening file [OS error {number}: {errno.errorcode[number]}]")
+    )
 
 
 def files_in(folder):
@@ -100,7 +117,9 @@ def test_atomic_directory_replaces_an_old_one(tmp_path):
     fill(folder, "one")
     assert files_in(folder) == {"a": "one"}
     fill(folder, "two")
-    assert files_in(folder) == {"a": "two"} and [p.name for p in folder.parent.iterdir()] == ["store"]
+    assert files_in(folder) == {"a": "two"} and [p.name for p in folder.parent.iterdir()] == [
+        "store"
+    ]
 
 
 def test_failed_atomic_directory_keeps_the_old_one(tmp_path):
@@ -108,7 +127,9 @@ def test_failed_atomic_directory_keeps_the_old_one(tmp_path):
     with refused("full", error=OSError), atomic_directory(tmp_path / "store") as partial:
         (partial / "a").write_text("two")
         raise OSError("full")
-    assert files_in(tmp_path / "store") == {"a": "one"} and [p.name for p in tmp_path.iterdir()] == ["store"]
+    assert files_in(tmp_path / "store") == {"a": "one"} and [
+        p.name for p in tmp_path.iterdir()
+    ] == ["store"]
 
 
 def test_atomic_directory_keeps_one_created_meanwhile(tmp_path):
@@ -122,7 +143,9 @@ def test_atomic_directory_keeps_one_created_meanwhile(tmp_path):
 def test_atomic_directory_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(
-        filesystem, "fsync_file", lambda path: synced.append((os.path.basename(path), (tmp_path / "s").exists()))
+        filesystem,
+        "fsync_file",
+        lambda path: synced.append((os.path.basename(path), (tmp_path / "s").exists())),
     )
     with atomic_directory(tmp_path / "s") as partial:
         (partial / "a").write_text("x")

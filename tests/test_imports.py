@@ -32,7 +32,9 @@ def loaded(tmp_path, *words, stdin="") -> set[str]:
     out = tmp_path / "modules.json"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", LISTING, str(out), *words]
-    subprocess.run(command, cwd=ROOT, env=environment, input=stdin, text=True, check=True, capture_output=True)
+    subprocess.run(
+        command, cwd=ROOT, env=environment, input=stdin, text=True, check=True, capture_output=True
+    )
     return set(json.loads(out.read_text()))
 
 
@@ -40,7 +42,9 @@ def of_unused_extensions(modules: set[str], used: set[str]) -> set[str]:
     """What is more than the registration and the keys of extensions that are not `used`, and what they share."""
     parts = [name.split(".") for name in modules if name.startswith("t2t_flax.extensions.")]
     used = used | {"shared"}
-    return {".".join(name) for name in parts if name[2] not in used and name[3:] not in ([], ["keys"])}
+    return {
+        ".".join(name) for name in parts if name[2] not in used and name[3:] not in ([], ["keys"])
+    }
 
 
 @pytest.mark.slow
@@ -48,7 +52,9 @@ def test_commands_import_the_core_and_the_extensions_that_they_use(tmp_path):
     run = f"--workdir={tmp_path / 'run'}"
     trained = loaded(tmp_path, "train", *TINY_FLAGS, run)
     translated = loaded(tmp_path, "translate", run, stdin="It is late.\n")
-    assert not of_unused_extensions(trained, BY_DEFAULT) and not of_unused_extensions(translated, {"kernels"})
+    assert not of_unused_extensions(trained, BY_DEFAULT) and not of_unused_extensions(
+        translated, {"kernels"}
+    )
     assert {name for name in trained if "serving" in name or "sweeps" in name} == {
         "t2t_flax.extensions.serving",
         "t2t_flax.extensions.sweeps",

@@ -32,7 +32,9 @@ def names(file: str) -> set[str]:
 
 
 def extras() -> dict[str, set[str]]:
-    return {extra: set(map(name_of, needs)) for extra, needs in PROJECT["optional-dependencies"].items()}
+    return {
+        extra: set(map(name_of, needs)) for extra, needs in PROJECT["optional-dependencies"].items()
+    }
 
 
 def imported(folder: str) -> set[str]:
@@ -44,7 +46,14 @@ def imported(folder: str) -> set[str]:
             if isinstance(node, ast.ImportFrom) and not node.level:
                 modules = [node.module]
             names |= {module.partition(".")[0] for module in modules}
-    own = {"t2t_flax", "benchmarks", "launch", "tests", "tools", *(path.stem for path in (ROOT / "tests").iterdir())}
+    own = {
+        "t2t_flax",
+        "benchmarks",
+        "launch",
+        "tests",
+        "tools",
+        *(path.stem for path in (ROOT / "tests").iterdir()),
+    }
     return names - set(sys.stdlib_module_names) - own
 
 
@@ -56,10 +65,17 @@ def test_every_import_of_the_package_is_required():
     known = importlib.metadata.packages_distributions()
     optional = set().union(*extras().values())
     known = {"mlflow": ["mlflow-skinny"], **known}  # where it is not installed
-    others = {"libtpu", "jax_plugins", "fsspec", "comet"}  # of jax[tpu], jax[cuda13], etils[epath], another environment
+    others = {
+        "libtpu",
+        "jax_plugins",
+        "fsspec",
+        "comet",
+    }  # of jax[tpu], jax[cuda13], etils[epath], another environment
     for module in imported("t2t_flax") - others:
         distributions = {name_of(name) for name in known.get(module, [module])}
-        assert distributions & (names("requirements-run.txt") | optional), f"nothing installs {module}"
+        assert distributions & (names("requirements-run.txt") | optional), (
+            f"nothing installs {module}"
+        )
 
 
 def test_install_hints_name_an_extra():
@@ -67,7 +83,11 @@ def test_install_hints_name_an_extra():
     package = ROOT / "t2t_flax"
     asked = re.compile(r"""install_hint\(["']([^"']+)["']\)|require\([^,]+, "([^"]+)\"""")
     found = {
-        name for path in package.rglob("*.py") for names in asked.findall(path.read_text()) for name in names if name
+        name
+        for path in package.rglob("*.py")
+        for names in asked.findall(path.read_text())
+        for name in names
+        if name
     }
     assert len(found) > 8 and found <= extras().keys()
     assert "[s3]" in install_hint("s3")
@@ -87,7 +107,9 @@ sys.exit(main(["translate", "--workdir=pretrained:toy"]))
 def test_translating_and_serving_need_no_optional_package_of_another_part():
     pytest.importorskip("t2t_flax.extensions.serving")
     argv = [sys.executable, "-c", WITHOUT, ",".join(OPTIONAL)]
-    done = subprocess.run(argv, cwd=ROOT, input="It is late.\n", capture_output=True, text=True, timeout=500)
+    done = subprocess.run(
+        argv, cwd=ROOT, input="It is late.\n", capture_output=True, text=True, timeout=500
+    )
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 1, done.stderr[-3000:]
 
 
@@ -100,20 +122,36 @@ def test_a_source_without_its_package_names_the_extra(tmp_path, monkeypatch, spe
         (tmp_path / name).write_bytes(b"\x28\xb5\x2f\xfd")  # as a .zst file begins
     monkeypatch.setitem(sys.modules, module, None)
     with refused(module, f"[{extra}]"):
-        list(open_source(spec, root=str(tmp_path), source_language="en", target_language="de").pairs())
+        list(
+            open_source(
+                spec, root=str(tmp_path), source_language="en", target_language="de"
+            ).pairs()
+        )
 
 
 def test_documented_extras_exist():
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("launch/*"), *ROOT.glob("t2t_flax/**/*.py")]:
+    for path in [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("launch/*"),
+        *ROOT.glob("t2t_flax/**/*.py"),
+    ]:
         for extra in re.findall(r"-e '?\.\[(\w+)\]", path.read_text()) if path.is_file() else ():
             assert extra in extras(), f"{path.name} names the extra {extra}"
 
 
 def test_the_package_contains_every_data_file():
     """The server's page, the models, the corpus."""
-    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]
     listed = {
-        path for name, patterns in data.items() for p in patterns for path in (ROOT / name.replace(".", "/")).glob(p)
+        path
+        for name, patterns in data.items()
+        for p in patterns
+        for path in (ROOT / name.replace(".", "/")).glob(p)
     }
-    files = {p for p in (ROOT / "t2t_flax").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")}
+    files = {
+        p for p in (ROOT / "t2t_flax").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")
+    }
     assert files - listed == set() and ROOT / "t2t_flax/extensions/serving/page/index.html" in files

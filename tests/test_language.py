@@ -7,7 +7,16 @@ import pytest
 from helpers.refusals import refused
 from helpers.scores import translation_config
 
-from t2t_flax.config import Config, Data, as_json, default_config, from_json, override, resolve, to_json
+from t2t_flax.config import (
+    Config,
+    Data,
+    as_json,
+    default_config,
+    from_json,
+    override,
+    resolve,
+    to_json,
+)
 from t2t_flax.data.dataset import split_source
 from t2t_flax.language import Language, named_languages
 from t2t_flax.tasks import task_of
@@ -39,7 +48,14 @@ def test_what_is_no_code_is_refused_by_name(code):
 def test_the_table_is_that_of_cldr():
     aliases = pytest.importorskip("babel.core").get_global("language_aliases")
     letters = [*map("".join, itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=3))]
-    deprecated = {"fil", "hbs", "pbt", "quy", "tgl", "twi"}  # CLDR prefers fil to tl, sr_Latn to sh, ak to tw
+    deprecated = {
+        "fil",
+        "hbs",
+        "pbt",
+        "quy",
+        "tgl",
+        "twi",
+    }  # CLDR prefers fil to tl, sr_Latn to sh, ak to tw
     bases = {code: Language.read(code).base for code in letters if code not in deprecated}
     found = {code: base for code, base in bases.items() if len(base) == 2}
     assert len(found) > 210 and {code: str(aliases[code]) for code in found} == found
@@ -57,7 +73,10 @@ def test_moses_has_the_rules_of_every_spelling(codes, text, tokens):
         assert f"language {first} on" in expected.method or f"language {first}," in expected.method
         for code in others:
             steps = recipe(name, translation_config(code))
-            assert steps.prepare([text]) == expected.prepare([text]) and steps.method == expected.method
+            assert (
+                steps.prepare([text]) == expected.prepare([text])
+                and steps.method == expected.method
+            )
         assert recipe("tokenized_bleu", translation_config(first)).prepare([text]) == [tokens]
     assert len({detokenizer(code)([tokens])[0] for code in [first, *others]}) == 1
 
@@ -74,7 +93,9 @@ def test_rules_that_moses_lacks_are_named():
     ("t.en,t.en", "- -"), ("x.bak,y.bak", "- -"), ("f.tsv:1,2", "- -"), ("toy:train:5", ""), ("tfds:wmt/de-en:train", ""),
 ])  # fmt: skip
 def test_languages_in_names(spec, codes):
-    assert [language.code if language else "-" for language in named_languages(spec)] == codes.split()
+    assert [
+        language.code if language else "-" for language in named_languages(spec)
+    ] == codes.split()
 
 
 @pytest.mark.parametrize("data, pair", [
@@ -89,7 +110,9 @@ def test_the_languages_of_a_run_are_those_of_its_files(data, pair):
     config = resolve({"data": data})
     assert [config.data.source_language, config.data.target_language] == pair.split()
     assert from_json(to_json(config)) == config, "stored"
-    edited = override(default_config(), {f"data.{name}": str(value) for name, value in data.items()})
+    edited = override(
+        default_config(), {f"data.{name}": str(value) for name, value in data.items()}
+    )
     assert resolve(edited) == config
     assert as_json(Config())["data"]["target_language"] == "de"
 

@@ -83,7 +83,11 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 def imports_of(node: ast.AST) -> set[str]:
     if isinstance(node, ast.Import):
         return {alias.name for alias in node.names}
-    return {f"{node.module}.{alias.name}" for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+    return (
+        {f"{node.module}.{alias.name}" for alias in node.names}
+        if isinstance(node, ast.ImportFrom)
+        else set()
+    )
 
 
 @functools.cache
@@ -107,7 +111,9 @@ def test_imports_follow_the_layers():
         assert own in ALLOWED_IMPORTS or own in ("api", "cli", "__main__", "__init__"), path
         for name in imports(path):
             if name.startswith("t2t_flax.") and own in ALLOWED_IMPORTS:
-                wrong += [(path, name)] if name.split(".")[1] not in ALLOWED_IMPORTS[own] | {own} else []
+                wrong += (
+                    [(path, name)] if name.split(".")[1] not in ALLOWED_IMPORTS[own] | {own} else []
+                )
             if own in NO_JAX and name.split(".")[0] in JAX:
                 wrong.append((path, name))
     assert not wrong
@@ -115,7 +121,11 @@ def test_imports_follow_the_layers():
 
 def test_the_core_does_not_know_the_extensions():
     """Only the loader names them."""
-    named = [path.relative_to(PACKAGE).as_posix() for path in CORE if "t2t_flax.extensions" in path.read_text()]
+    named = [
+        path.relative_to(PACKAGE).as_posix()
+        for path in CORE
+        if "t2t_flax.extensions" in path.read_text()
+    ]
     assert named == ["registry.py"]
 
 
@@ -133,9 +143,16 @@ def test_extensions_import_the_core_themselves_and_what_is_shared():
 
 def test_files_of_training_import_each_other_in_one_direction():
     """Imports within functions and for types count too."""
-    files = {f"t2t_flax.training.{path.stem}": path for path in CORE if package_part(path) == "training"}
+    files = {
+        f"t2t_flax.training.{path.stem}": path for path in CORE if package_part(path) == "training"
+    }
     left = {
-        name: {other for other in files if any(f"{each}.".startswith(f"{other}.") for each in imports(path))} - {name}
+        name: {
+            other
+            for other in files
+            if any(f"{each}.".startswith(f"{other}.") for each in imports(path))
+        }
+        - {name}
         for name, path in files.items()
     }
     while free := [name for name, others in left.items() if not others & left.keys()]:
@@ -145,4 +162,6 @@ def test_files_of_training_import_each_other_in_one_direction():
 
 
 def test_only_one_module_imports_orbax():
-    assert [p.name for p in FILES if any(n.startswith("orbax") for n in imports(p))] == ["checkpoints.py"]
+    assert [p.name for p in FILES if any(n.startswith("orbax") for n in imports(p))] == [
+        "checkpoints.py"
+    ]

@@ -57,7 +57,9 @@ def test_a_device_of_a_busy_cpu_may_be_late():
     """By default XLA warns after 20 s, here after 1 s, and aborts the process 40 s later."""
     flags = "--xla_cpu_collective_call_warn_stuck_timeout_seconds=1"
     variables = child_environment(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="2", XLA_FLAGS=flags)
-    child = subprocess.run([sys.executable, "-c", LATE], env=variables, capture_output=True, text=True, timeout=900)
+    child = subprocess.run(
+        [sys.executable, "-c", LATE], env=variables, capture_output=True, text=True, timeout=900
+    )
     assert "may be stuck" in child.stderr
     assert child.returncode == 0 and child.stdout.split()[-1] == "1.0", child.stderr[-2000:]
 
@@ -70,7 +72,9 @@ def test_without_a_home_folder_compiled_programs_are_not_kept(no_home, monkeypat
     assert_names("\n".join(notes), "JAX_COMPILATION_CACHE_DIR", "HOME")
 
 
-@pytest.mark.parametrize(("given", "expected"), [("", f"{TIMEOUT}=604800"), (f"{TIMEOUT}=9", f"{TIMEOUT}=9")])
+@pytest.mark.parametrize(
+    ("given", "expected"), [("", f"{TIMEOUT}=604800"), (f"{TIMEOUT}=9", f"{TIMEOUT}=9")]
+)
 def test_the_user_may_say_how_long_cpu_devices_wait_for_each_other(monkeypatch, given, expected):
     monkeypatch.setenv("XLA_FLAGS", given)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
@@ -82,10 +86,16 @@ def test_the_user_may_say_how_long_cpu_devices_wait_for_each_other(monkeypatch, 
     ("files", "variables", "cpu"),
     [
         pytest.param([], {}, True, id="a bare machine"),
-        pytest.param(["vfio/vfio", "accel/accel0", "dri/card0"], {}, True, id="a laptop with an NPU"),
-        pytest.param([], {"TPU_SKIP_MDS_QUERY": "1", "TPU_LIBRARY_PATH": "/a"}, True, id="JAX was imported"),
+        pytest.param(
+            ["vfio/vfio", "accel/accel0", "dri/card0"], {}, True, id="a laptop with an NPU"
+        ),
+        pytest.param(
+            [], {"TPU_SKIP_MDS_QUERY": "1", "TPU_LIBRARY_PATH": "/a"}, True, id="JAX was imported"
+        ),
         pytest.param([], {"JAX_PLATFORMS": "cuda,cpu"}, False, id="the user's choice"),
-        pytest.param(["accel0"], {"JAX_PLATFORMS": "cpu"}, True, id="a TPU that the user does not want"),
+        pytest.param(
+            ["accel0"], {"JAX_PLATFORMS": "cpu"}, True, id="a TPU that the user does not want"
+        ),
         pytest.param(["accel0", "accel1"], {}, False, id="v2 to v4"),
         pytest.param(["vfio/vfio", "vfio/0"], {}, False, id="v5e, v6e"),
         pytest.param(["vfio/noiommu-0"], {}, False, id="without an IOMMU"),
@@ -95,7 +105,9 @@ def test_the_user_may_say_how_long_cpu_devices_wait_for_each_other(monkeypatch, 
         pytest.param(["kfd"], {}, False, id="AMD"),
     ],
 )
-def test_accelerators_are_left_out_only_without_any_sign_of_one(monkeypatch, tmp_path, files, variables, cpu):
+def test_accelerators_are_left_out_only_without_any_sign_of_one(
+    monkeypatch, tmp_path, files, variables, cpu
+):
     """A machine with an accelerator is never forced onto its CPU."""
     for path in files:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +125,9 @@ def test_accelerators_are_left_out_only_without_any_sign_of_one(monkeypatch, tmp
     assert not process.runs_on_cpu() or "JAX_PLATFORMS" in variables
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (extra plan)")
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (extra plan)"
+)
 def test_command_is_quiet_where_libtpu_is_installed_without_a_tpu(monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     if not process.runs_on_cpu():

@@ -31,12 +31,22 @@ def test_ten_frames_from_the_command_to_the_loss(tmp_path, monkeypatch):
         raise Reached
 
     monkeypatch.setattr(train_step, "loss_sums", loss_sums)
-    keys = ("mesh.data=-1", "data.microbatch_tokens=64", "data.batch_tokens=1024", "data.test=", "trackers.names=")
+    keys = (
+        "mesh.data=-1",
+        "data.microbatch_tokens=64",
+        "data.batch_tokens=1024",
+        "data.test=",
+        "trackers.names=",
+    )
     with pytest.raises(Reached):
         main(["train", *TINY_FLAGS, f"--workdir={tmp_path}", *(f"--config.{key}" for key in keys)])
     walk.append(("training/losses.py", "loss_sums"))
     assert walk[0] == ("__main__.py", "main")  # traced in the thread that called
     assert len(walk) <= 10 and len(set(walk)) <= 12, walk
     text = (ROOT / "docs" / "architecture.md").read_text()
-    missing = [f"`{file}` {name}" for file, name in walk if f"`{file}`" not in text or f"`{name}`" not in text]
+    missing = [
+        f"`{file}` {name}"
+        for file, name in walk
+        if f"`{file}`" not in text or f"`{name}`" not in text
+    ]
     assert not missing

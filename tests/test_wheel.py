@@ -26,8 +26,14 @@ def package_files() -> set[str]:
 
 
 def run(*words: str | Path, cwd: Path, stdin: str = "") -> str:
-    env = {key: value for key, value in environment().items() if key not in ("PYTHONPATH", "PYTHONHOME")}
-    done = subprocess.run([*map(str, words)], cwd=cwd, env=env, input=stdin, capture_output=True, text=True)
+    env = {
+        key: value
+        for key, value in environment().items()
+        if key not in ("PYTHONPATH", "PYTHONHOME")
+    }
+    done = subprocess.run(
+        [*map(str, words)], cwd=cwd, env=env, input=stdin, capture_output=True, text=True
+    )
     assert done.returncode == 0, f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
@@ -46,7 +52,9 @@ for name in sys.argv[1:]:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The wheel and the sdist that it was built from, of a copy of the files that a build needs."""
-    pytest.importorskip("build.env", reason="needs the package build")  # `build` could be a folder of this name
+    pytest.importorskip(
+        "build.env", reason="needs the package build"
+    )  # `build` could be a folder of this name
     if int(importlib.metadata.version("setuptools").partition(".")[0]) < 77:
         pytest.skip("needs setuptools>=77, as pyproject.toml says")
     source, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
@@ -60,7 +68,9 @@ def built(tmp_path_factory):
         "configs",
     ):
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
         else:
             shutil.copy(ROOT / name, source)
     for path in (source, *source.rglob("*")):  # of a checkout without the right to write
@@ -75,7 +85,18 @@ def installed(built, tmp_path_factory):
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
     python = folder / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", built[0], cwd=folder)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--no-deps",
+        "--no-index",
+        built[0],
+        cwd=folder,
+    )
     (site,) = folder.glob("lib/python*/site-packages")
     others = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     (site / "dependencies.pth").write_text("\n".join(others) + "\n")
@@ -96,14 +117,21 @@ def test_every_file_of_the_package_is_in_both(built):
 def test_the_commands_work_without_a_checkout(installed, tmp_path):
     program = installed / "t2t-flax"
     assert run(program, "--version", cwd=tmp_path) == f"t2t_flax {__version__}\n"
-    assert run(installed / "python", "-m", "t2t_flax", "--version", cwd=tmp_path) == f"t2t_flax {__version__}\n"
-    where = run(installed / "python", "-c", "import t2t_flax; print(t2t_flax.__file__)", cwd=tmp_path)
+    assert (
+        run(installed / "python", "-m", "t2t_flax", "--version", cwd=tmp_path)
+        == f"t2t_flax {__version__}\n"
+    )
+    where = run(
+        installed / "python", "-c", "import t2t_flax; print(t2t_flax.__file__)", cwd=tmp_path
+    )
     assert where.startswith(str(installed.parent))
     load_extensions()
     names = [*COMMANDS]
     usages = run(installed / "python", "-c", USAGES, *names, cwd=tmp_path)
     assert [name for name in names if f"usage: python -m t2t_flax {name}" not in usages] == []
-    output = run(program, "translate", "--workdir=pretrained:toy", cwd=tmp_path, stdin="It is late.\n")
+    output = run(
+        program, "translate", "--workdir=pretrained:toy", cwd=tmp_path, stdin="It is late.\n"
+    )
     assert output == "Es ist spät.\n"
 
 
@@ -114,6 +142,8 @@ def test_a_preset_trains_without_a_checkout(installed, tmp_path):
         "decode.max_length_offset": 4, "mesh.cpu_devices": 1, "eval.bootstrap_samples": 10,
     }  # fmt: skip
     overrides = [f"--config.{key}={value}" for key, value in keys.items()]
-    output = run(installed / "t2t-flax", "train", "--config=toy", "--workdir=run", *overrides, cwd=tmp_path)
+    output = run(
+        installed / "t2t-flax", "train", "--config=toy", "--workdir=run", *overrides, cwd=tmp_path
+    )
     assert "record: run/eval/test-4.json" in output
     assert sorted(os.listdir(tmp_path)) == ["run"]

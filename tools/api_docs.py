@@ -65,7 +65,9 @@ def _signature(function: Any) -> str:
 
 
 def _type(annotation: Any) -> str:
-    return _short(annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
+    return _short(
+        annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    )
 
 
 def _short(text: str) -> str:

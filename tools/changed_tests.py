@@ -14,13 +14,19 @@ def tests_of(file: str) -> list[str]:
         return []
     if path.name.startswith("test_"):
         return [file]
-    folder = Path("tests", *path.parent.parts[1:]) if path.parts[0] == "t2t_flax" else Path("tests", path.parent)
+    folder = (
+        Path("tests", *path.parent.parts[1:])
+        if path.parts[0] == "t2t_flax"
+        else Path("tests", path.parent)
+    )
     return sorted(map(str, folder.glob(f"test_{path.stem}*.py")))
 
 
 def changed_files() -> list[str]:
     def lines(*words: str) -> list[str]:
-        return subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout.splitlines()
+        return subprocess.run(
+            ["git", *words], check=True, capture_output=True, text=True
+        ).stdout.splitlines()
 
     new = lines("ls-files", "--others", "--exclude-standard")
     return lines("diff", "--name-only", "HEAD") + new

@@ -116,16 +116,33 @@ def first_failure(mutant: Mutant, checkout: Path, *, rest: bool) -> str:
     text = file.read_text()
     node = next(node for found, node in statements(mutant.path, text) if found == mutant)
     part = Path(mutant.path).relative_to(PACKAGE).parts[0].removesuffix(".py").strip("_")
-    nearest = [f"tests/{name}" for name in (part, f"test_{part}.py") if (checkout / "tests" / name).exists()]
+    nearest = [
+        f"tests/{name}"
+        for name in (part, f"test_{part}.py")
+        if (checkout / "tests" / name).exists()
+    ]
     if not (nearest or rest):
         return ""
     paths = [f"--ignore={path}" for path in nearest] if rest else nearest
-    words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "--timeout=600", "-p", "no:cacheprovider"]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-n",
+        "0",
+        "--timeout=600",
+        "-p",
+        "no:cacheprovider",
+    ]
     # Another copy of the package on the path would be tested in place of the mutant.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     file.write_text(mutated(text, node, mutant.kind))
     try:
-        run = subprocess.run([*words, *paths], cwd=checkout, env=environment, capture_output=True, text=True)
+        run = subprocess.run(
+            [*words, *paths], cwd=checkout, env=environment, capture_output=True, text=True
+        )
     finally:
         file.write_text(text)
     if not run.returncode:
@@ -136,22 +153,33 @@ def first_failure(mutant: Mutant, checkout: Path, *, rest: bool) -> str:
 
 def main() -> int:
     """Run the mutants and write which tests found them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--commit", default="HEAD", help="commit whose tests run")
-    parser.add_argument("--also-in", action="append", default=[], help="commit that must have the statement too")
-    parser.add_argument("--only", type=Path, help="output of an earlier call: run the mutants that it missed")
+    parser.add_argument(
+        "--also-in", action="append", default=[], help="commit that must have the statement too"
+    )
+    parser.add_argument(
+        "--only", type=Path, help="output of an earlier call: run the mutants that it missed"
+    )
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     if args.only:
-        chosen = [Mutant(**row["mutant"]) for row in json.loads(args.only.read_text()) if not row["found"]]
+        chosen = [
+            Mutant(**row["mutant"]) for row in json.loads(args.only.read_text()) if not row["found"]
+        ]
     else:
         common = mutants_of(args.commit).intersection(*map(mutants_of, args.also_in))
         chosen = sorted(common, key=lambda mutant: mutant.order(args.seed))[: args.count]
     found = dict.fromkeys(chosen, "")
-    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        concurrent.futures.ThreadPoolExecutor(args.jobs) as pool,
+    ):
         checkouts: queue.Queue[Path] = queue.Queue()
         for job in range(args.jobs):
             checkout = Path(folder, str(job))
@@ -166,13 +194,21 @@ def main() -> int:
             finally:
                 checkouts.put(checkout)
             result = found[mutant] or ("MISSED" if rest else "missed by the tests of its package")
-            print(f"{result}  {mutant.path} {mutant.scope}: {mutant.kind} {mutant.code}", flush=True)
+            print(
+                f"{result}  {mutant.path} {mutant.scope}: {mutant.kind} {mutant.code}", flush=True
+            )
             if args.output:
-                rows = [{"mutant": dataclasses.asdict(each), "found": found[each]} for each in chosen]
+                rows = [
+                    {"mutant": dataclasses.asdict(each), "found": found[each]} for each in chosen
+                ]
                 args.output.write_text(json.dumps(rows, indent=1) + "\n")
 
         for rest in (False, True):
-            list(pool.map(run, [mutant for mutant in chosen if not found[mutant]], [rest] * len(chosen)))
+            list(
+                pool.map(
+                    run, [mutant for mutant in chosen if not found[mutant]], [rest] * len(chosen)
+                )
+            )
     print(f"{sum(map(bool, found.values()))} of {len(chosen)} mutants found")
     return 0
 

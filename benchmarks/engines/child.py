@@ -20,7 +20,9 @@ def main(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     print(RESULT + json.dumps(result | {"peak_rss_mb": round(peak / 1024)}), flush=True)
 
 
-def time_training(step: Callable[[Any], float], batches: Sequence[Any], passes: int) -> dict[str, Any]:
+def time_training(
+    step: Callable[[Any], float], batches: Sequence[Any], passes: int
+) -> dict[str, Any]:
     """Seconds of each batch in each timed pass, after a first pass that is timed apart (compilation, first
     allocations). `step(batch)` trains on a batch and returns its loss, so that it has ended when it returns. losses:
     means of the first and of the last pass.

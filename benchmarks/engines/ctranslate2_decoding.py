@@ -11,7 +11,9 @@ from benchmarks.engines.ctranslate2_model import export, words
 from benchmarks.models import read_json
 
 
-def translate(translator: Any, groups: list, tokens: list[str], task: dict[str, Any]) -> tuple[float, list, list]:
+def translate(
+    translator: Any, groups: list, tokens: list[str], task: dict[str, Any]
+) -> tuple[float, list, list]:
     """(seconds, ids of each sentence, scores). All batches are queued at once; the workers take them in turn."""
     began, pending = time.perf_counter(), []
     for group in groups:
@@ -23,7 +25,11 @@ def translate(translator: Any, groups: list, tokens: list[str], task: dict[str, 
                 suppress_sequences=[[tokens[0]]],
             )  # fmt: skip
     results = [each.result() for each in pending]
-    return time.perf_counter() - began, [r.hypotheses[0] for r in results], [r.scores[0] for r in results]
+    return (
+        time.perf_counter() - began,
+        [r.hypotheses[0] for r in results],
+        [r.scores[0] for r in results],
+    )
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
@@ -35,7 +41,9 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         export(task["folder"], path, None if compute_type == "float32" else compute_type)
     arrangement = {name: task[name] for name in ("inter_threads", "intra_threads")}
     began = time.perf_counter()
-    translator = ctranslate2.Translator(str(path), compute_type=compute_type, max_queued_batches=-1, **arrangement)
+    translator = ctranslate2.Translator(
+        str(path), compute_type=compute_type, max_queued_batches=-1, **arrangement
+    )
     translate(translator, [task["groups"][0]], tokens, task)
     first = time.perf_counter() - began
     timed = [translate(translator, task["groups"], tokens, task) for _ in range(task["passes"])]
@@ -45,7 +53,10 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         "seconds": [seconds for seconds, *_ in timed],
         "outputs": [[ids[token] for token in hypothesis] for hypothesis in timed[-1][1]],
         "scores": timed[-1][2],
-        "settings": [f"{translator.compute_type}, {task['inter_threads']} workers of {task['intra_threads']} threads"],
+        "settings": [
+            f"{translator.compute_type}, {task['inter_threads']} workers of {task['intra_threads']}"
+            " threads"
+        ],
         "versions": {"ctranslate2": ctranslate2.__version__},
     }
 

@@ -24,17 +24,24 @@ def export(folder: str | Path, out: str | Path, quantization: str | None = None)
     with np.load(Path(folder, "weights.npz")) as archive:
         arrays = {name: archive[name] for name in archive.files}
     layers = keys["num_encoder_layers"], keys["num_decoder_layers"]
-    spec = TransformerSpec.from_config(layers, keys["num_heads"], pre_norm=False, no_final_norm=True)
+    spec = TransformerSpec.from_config(
+        layers, keys["num_heads"], pre_norm=False, no_final_norm=True
+    )
     spec.config.layer_norm_epsilon = keys["norm_eps"]
     spec.config.decoder_start_token = "</s>"  # replaced by zeros, as in tensor2tensor
     spec.decoder.start_from_zero_embedding = True
     table = arrays["shared_embedding/table"][:vocab]
-    spec.encoder.embeddings[0].weight = spec.decoder.embeddings.weight = spec.decoder.projection.weight = table
+    spec.encoder.embeddings[0].weight = spec.decoder.embeddings.weight = (
+        spec.decoder.projection.weight
+    ) = table
     for stack in (spec.encoder, spec.decoder):
         stack.position_encodings.encodings = sinusoids(POSITIONS, keys["d_model"])
     for side, stack in (("encoder", spec.encoder), ("decoder", spec.decoder)):
         for i, layer in enumerate(stack.layer):
-            _layer(layer, {k.split("/", 1)[1]: v for k, v in arrays.items() if k.startswith(f"{side}_{i}/")})
+            _layer(
+                layer,
+                {k.split("/", 1)[1]: v for k, v in arrays.items() if k.startswith(f"{side}_{i}/")},
+            )
     spec.register_source_vocabulary(words(vocab))
     spec.register_target_vocabulary(words(vocab))
     spec.validate()

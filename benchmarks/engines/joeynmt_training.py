@@ -19,7 +19,12 @@ def vocabulary_of(count: int) -> Vocabulary:
     vocabulary = Vocabulary.__new__(Vocabulary)
     vocabulary.specials, vocabulary.lang_tags = names[:4], []
     vocabulary._itos, vocabulary._stoi = names, {name: i for i, name in enumerate(names)}
-    vocabulary.pad_index, vocabulary.eos_index, vocabulary.unk_index, vocabulary.bos_index = PAD, EOS, 2, 3
+    vocabulary.pad_index, vocabulary.eos_index, vocabulary.unk_index, vocabulary.bos_index = (
+        PAD,
+        EOS,
+        2,
+        3,
+    )
     vocabulary.sep_index = None
     return vocabulary
 
@@ -47,7 +52,9 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     """Seconds of training steps."""
     torch_threads(task)
     model = build(task["size"]).train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True
+    )
 
     def step(batch: tuple[torch.Tensor, torch.Tensor]) -> float:
         source, target = batch

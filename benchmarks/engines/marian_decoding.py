@@ -27,7 +27,9 @@ def load(folder: str | Path) -> transformers.MarianMTModel:
         layers=keys["num_encoder_layers"], d_model=keys["d_model"], d_ff=keys["d_ff"], heads=keys["num_heads"],
         vocab=vocab + 1, dropout=0.0,
     )  # fmt: skip
-    more = dict(decoder_layers=keys["num_decoder_layers"], decoder_start_token_id=vocab, use_cache=True)
+    more = dict(
+        decoder_layers=keys["num_decoder_layers"], decoder_start_token_id=vocab, use_cache=True
+    )
     model = marian(size, **more).eval()
     with torch.no_grad():
         for side in ("encoder", "decoder"):
@@ -35,7 +37,9 @@ def load(folder: str | Path) -> transformers.MarianMTModel:
             stack.embed_positions.weight.copy_(torch.from_numpy(sinusoids(1024, keys["d_model"])))
             for i, layer in enumerate(stack.layers):
                 prefix = f"{side}_{i}/"
-                _layer(layer, {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)})
+                _layer(
+                    layer, {k[len(prefix) :]: v for k, v in arrays.items() if k.startswith(prefix)}
+                )
         table = model.model.shared.weight
         table.zero_()
         table[:vocab].copy_(arrays["shared_embedding/table"][:vocab])
@@ -47,7 +51,9 @@ def load(folder: str | Path) -> transformers.MarianMTModel:
 def _layer(layer: Any, arrays: dict[str, torch.Tensor]) -> None:
     def attention(module: Any, name: str) -> None:
         for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            kernel = arrays[f"{name}/{dict(q='query', k='key', v='value', o='out')[part[0]]}/kernel"]
+            kernel = arrays[
+                f"{name}/{dict(q='query', k='key', v='value', o='out')[part[0]]}/kernel"
+            ]
             linear = getattr(module, part)
             linear.weight.copy_(kernel.reshape(linear.in_features, linear.out_features).T)
             linear.bias.zero_()
@@ -79,7 +85,9 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         began, out = time.perf_counter(), []
         for group in groups:
             for start in range(0, len(group["sources"]), task["batch_size"]):
-                ids = torch.from_numpy(padded(group["sources"][start : start + task["batch_size"]])).long()
+                ids = torch.from_numpy(
+                    padded(group["sources"][start : start + task["batch_size"]])
+                ).long()
                 ids = ids.to(torch_device())
                 out += model.generate(
                     input_ids=ids, attention_mask=ids != PAD, num_beams=task["beam_size"], do_sample=False,

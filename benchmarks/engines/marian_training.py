@@ -15,7 +15,11 @@ def marian(size: dict[str, Any], **more: Any) -> transformers.MarianMTModel:
     sides = {
         f"{side}_{key}": value
         for side in ("encoder", "decoder")
-        for key, value in (("layers", size["layers"]), ("ffn_dim", size["d_ff"]), ("attention_heads", size["heads"]))
+        for key, value in (
+            ("layers", size["layers"]),
+            ("ffn_dim", size["d_ff"]),
+            ("attention_heads", size["heads"]),
+        )
     }
     keys = dict(
         vocab_size=size["vocab"], d_model=size["d_model"], dropout=size["dropout"], attention_dropout=0.0,
@@ -35,7 +39,9 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         mask = None if bool(padding.all()) else padding
         return model(input_ids=source, attention_mask=mask, decoder_input_ids=shifted).logits
 
-    result = time_training(trainer(model, logits, task.get("precision", "float32")), batches_of(task), task["passes"])
+    result = time_training(
+        trainer(model, logits, task.get("precision", "float32")), batches_of(task), task["passes"]
+    )
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     return result | {"settings": settings(task), "versions": versions}
 

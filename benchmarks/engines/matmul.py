@@ -13,7 +13,12 @@ SECONDS = 0.4
 def shapes(size: dict[str, Any]) -> list[tuple[int, int, int]]:
     """(m, k, n): a large square, and the feed-forward layer and the logits of a batch."""
     tokens, d = size["tokens"], size["d_model"]
-    return [(2048, 2048, 2048), (tokens, d, size["d_ff"]), (tokens, size["d_ff"], d), (tokens, d, size["vocab"])]
+    return [
+        (2048, 2048, 2048),
+        (tokens, d, size["d_ff"]),
+        (tokens, size["d_ff"], d),
+        (tokens, d, size["vocab"]),
+    ]
 
 
 def rate(product: Callable[..., Any], *operands: Any, flops: float) -> float:
@@ -41,7 +46,10 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         program = jax.jit(jnp.dot)
         dot = lambda x, y: program(x, y).block_until_ready()  # noqa: E731
         for m, k, n in shapes(task["size"]):
-            x, y = (jax.random.normal(jax.random.key(0), size, jnp.dtype(dtype)) for size in ((m, k), (k, n)))
+            x, y = (
+                jax.random.normal(jax.random.key(0), size, jnp.dtype(dtype))
+                for size in ((m, k), (k, n))
+            )
             rates[f"{m}x{k}x{n}"] = round(rate(dot, x, y, flops=2.0 * m * k * n), 1)
         return {"gflops": rates, "versions": {"jax": jax.__version__}}
     torch_threads(task)
@@ -55,7 +63,9 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
             torch.cuda.synchronize()
 
     for m, k, n in shapes(task["size"]):
-        x, y = (torch.randn(size, device=device).to(getattr(torch, dtype)) for size in ((m, k), (k, n)))
+        x, y = (
+            torch.randn(size, device=device).to(getattr(torch, dtype)) for size in ((m, k), (k, n))
+        )
         rates[f"{m}x{k}x{n}"] = round(rate(mm, x, y, flops=2.0 * m * k * n), 1)
     return {"gflops": rates, "versions": {"torch": torch.__version__}, "settings": preloaded()}
 

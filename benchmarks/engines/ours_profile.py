@@ -31,7 +31,9 @@ def facts_of(text: str) -> dict[str, dict[str, Any]]:
             if instruction.op == "fusion":
                 fused = program.computations[instruction.called[0]]
                 inside += [(fused, each) for each in fused.instructions.values()]
-            arrays = [a for each in (instruction, *computation.operands(instruction)) for a in each.arrays]
+            arrays = [
+                a for each in (instruction, *computation.operands(instruction)) for a in each.arrays
+            ]
             op_name = _OP_NAME.search(instruction.attributes)
             found[name] = {
                 "opcodes": sorted({each.op for _, each in inside}),
@@ -71,7 +73,11 @@ def _product(computation: Any, instruction: Any) -> tuple[int, int, int, int]:
 
 def _matrices(left: Sequence[int], right: Sequence[int], result: Sequence[int]) -> tuple[int, int]:
     """(number of matrices, size of the contracted axis) of a product of arrays with these sizes."""
-    common = list((collections.Counter(left) & collections.Counter(right) & collections.Counter(result)).elements())
+    common = list(
+        (
+            collections.Counter(left) & collections.Counter(right) & collections.Counter(result)
+        ).elements()
+    )
     for numbering in itertools.combinations(common, len(left) - 2):
         batch = math.prod(numbering)
         square, rest = divmod(math.prod(left) * math.prod(right), math.prod(result) * batch)
@@ -97,10 +103,14 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         repeats = [_traced(run, Path(folder, str(i))) for i in range(task["repeats"])]
         texts = {int(_PROGRAM.match(path.name)[1]): path for path in Path(folder, "programs").glob("*after_optimizations.txt")
                  if _PROGRAM.match(path.name)}  # fmt: skip
-        facts = {number: facts_of(texts[number].read_text()) for number in {number for number, _ in repeats[0][0]}}
+        facts = {
+            number: facts_of(texts[number].read_text())
+            for number in {number for number, _ in repeats[0][0]}
+        }
     _, whole = min(repeats, key=lambda repeat: repeat[1])
     instructions = [
-        {"seconds": min(seconds[key][0] for seconds, _ in repeats), "times": count} | _facts_of(facts[key[0]], key[1])
+        {"seconds": min(seconds[key][0] for seconds, _ in repeats), "times": count}
+        | _facts_of(facts[key[0]], key[1])
         for key, (_, count) in repeats[0][0].items()
     ]
     return {
@@ -135,7 +145,10 @@ def _peak(size: dict[str, Any]) -> float:
 
     program = jax.jit(jnp.dot)
     dot = lambda x, y: program(x, y).block_until_ready()  # noqa: E731
-    return max(rate(dot, jnp.ones((m, k)), jnp.ones((k, n)), flops=2.0 * m * k * n) for m, k, n in shapes(size))
+    return max(
+        rate(dot, jnp.ones((m, k)), jnp.ones((k, n)), flops=2.0 * m * k * n)
+        for m, k, n in shapes(size)
+    )
 
 
 Key = tuple[int, str]
@@ -148,11 +161,16 @@ def _traced(run: Callable[[], Any], folder: Path) -> tuple[dict[Key, tuple[float
 
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
-    with jax.profiler.trace(str(folder), profiler_options=options), jax.profiler.TraceAnnotation("whole"):
+    with (
+        jax.profiler.trace(str(folder), profiler_options=options),
+        jax.profiler.TraceAnnotation("whole"),
+    ):
         run()
     data = jax.profiler.ProfileData.from_file(str(next(folder.rglob("*.xplane.pb"))))
     lines = [list(line.events) for plane in data.planes for line in plane.lines]
-    [whole] = [event.duration_ns / 1e9 for events in lines for event in events if event.name == "whole"]
+    [whole] = [
+        event.duration_ns / 1e9 for events in lines for event in events if event.name == "whole"
+    ]
     found = collections.defaultdict(list)
     for events in lines:
         for key, seconds in own_seconds(events):

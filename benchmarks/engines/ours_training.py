@@ -46,14 +46,24 @@ def row_arrays(source: np.ndarray, target: np.ndarray, shards: int) -> dict[str,
     for side, ids in (("source", source), ("target", target)):
         ids = np.pad(ids, ((0, -len(ids) % shards), (0, 0)))
         positions = np.where(ids > 0, np.arange(ids.shape[1], dtype=np.int32), 0)
-        out |= {side: ids, f"{side}_segments": (ids > 0).astype(np.int32), f"{side}_positions": positions}
+        out |= {
+            side: ids,
+            f"{side}_segments": (ids > 0).astype(np.int32),
+            f"{side}_positions": positions,
+        }
     return {name: x[None].astype(np.int32) for name, x in out.items()}
 
 
-def make_steps(task: dict[str, Any]) -> tuple[Callable[[Any], float], list[Any], list[str], dict[Any, Any]]:
+def make_steps(
+    task: dict[str, Any],
+) -> tuple[Callable[[Any], float], list[Any], list[str], dict[Any, Any]]:
     """(trains on a batch and returns its loss, the task's batches, notes on the process, compiled programs by shape)."""
     load_extensions()
-    size, devices, precision = task["size"], task.get("devices", 1), task.get("precision", "float32")
+    size, devices, precision = (
+        task["size"],
+        task.get("devices", 1),
+        task.get("precision", "float32"),
+    )
     c = config_of(size, devices=devices, precision=precision).with_values(task.get("keys", {}))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = task["compile_cache"]
     notes = prepare_process(c)
@@ -76,7 +86,9 @@ def make_steps(task: dict[str, Any]) -> tuple[Callable[[Any], float], list[Any],
         out = {}
         for side in ("source", "target"):
             mine = {name: x for name, x in arrays.items() if name.startswith(side)}
-            rows = lambda first, last, mine=mine: {name: x[:, first:last] for name, x in mine.items()}  # noqa: E731
+            rows = lambda first, last, mine=mine: {
+                name: x[:, first:last] for name, x in mine.items()
+            }  # noqa: E731
             out |= mesh_lib.to_global(rows, arrays[side].shape, sharding)
         return out
 
@@ -90,7 +102,10 @@ def make_steps(task: dict[str, Any]) -> tuple[Callable[[Any], float], list[Any],
             state, metrics = programs[shape](state, batch)
         return float(jax.block_until_ready((state, metrics))[1]["loss"])
 
-    batches = [put(row_arrays(*batch, mesh_lib.batch_shards(mesh))) for batch in load_batches(task["batches"])]
+    batches = [
+        put(row_arrays(*batch, mesh_lib.batch_shards(mesh)))
+        for batch in load_batches(task["batches"])
+    ]
     return step, batches, [precision, *notes, f"{devices} devices", "one pair a row"], programs
 
 

@@ -41,7 +41,9 @@ class Model(nn.Module):
         hidden = self.body(
             self.embed(source),
             self.embed(shifted),
-            tgt_mask=nn.Transformer.generate_square_subsequent_mask(shifted.shape[1], device=shifted.device),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(
+                shifted.shape[1], device=shifted.device
+            ),
             tgt_is_causal=True,
             src_key_padding_mask=padding,
             memory_key_padding_mask=padding,
@@ -51,13 +53,17 @@ class Model(nn.Module):
 
 def trainer(model: nn.Module, logits, precision: str = "float32"):
     """`step(batch)` for a model whose `logits(source, shifted target)` are [B, T, V]."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True)
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True
+    )
     criterion = nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=0.1)
 
     def step(batch: tuple[torch.Tensor, torch.Tensor]) -> float:
         source, target = batch
         shifted = nn.functional.pad(target, (1, 0), value=1)[:, :-1]
-        with torch.autocast(source.device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+        with torch.autocast(
+            source.device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"
+        ):
             loss = criterion(logits(source, shifted).flatten(0, 1), target.flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -76,7 +82,11 @@ def batches_of(task: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def settings(task: dict[str, Any]) -> list[str]:
     """The settings of a PyTorch engine, for the record."""
     how = "torch.compile" if task.get("compiled") else "eager"
-    where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} threads"
+    where = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else f"{torch.get_num_threads()} threads"
+    )
     return [f"{how}, {task.get('precision', 'float32')}, {where}", *preloaded()]
 
 

@@ -27,7 +27,10 @@ def save(folder: str | Path, params: Any, model: Any, vocab: int) -> None:
     """Writes weights.npz and model.json. Raises ValueError for models that are not of the paper's form."""
     keys = {key.name: getattr(model, key.name) for key in keys_of(model)}
     if different := [key for key in SAME_AS_PAPER if keys[key] != getattr(type(model)(), key)]:
-        raise ValueError(f"model.{different[0]} = {keys[different[0]]!r}: this benchmark takes the paper's form only")
+        raise ValueError(
+            f"model.{different[0]} = {keys[different[0]]!r}: this benchmark takes the paper's form"
+            " only"
+        )
     arrays = flatten(params)
     table = arrays["shared_embedding/table"].copy()
     table[PAD] = 0  # padding is never predicted; peers that do not mask its logit get the same one

@@ -23,12 +23,17 @@ SHORT = {
 
 def get_sweep(variant: str = "widths") -> Sweep:
     if variant == "widths":
-        sizes = {f"width {width}": {"model.d_model": width, "model.d_ff": 4 * width} for width in WIDTHS}
+        sizes = {
+            f"width {width}": {"model.d_model": width, "model.d_ff": 4 * width} for width in WIDTHS
+        }
     elif variant == "sides":
         keys = "model.num_encoder_layers", "model.num_decoder_layers"
         pairs = [(encoder, decoder) for encoder in DEPTHS for decoder in DEPTHS]
         narrow = {"model.d_model": 48, "model.d_ff": 192}
-        sizes = {f"{pair[0]} + {pair[1]} layers": narrow | dict(zip(keys, pair, strict=True)) for pair in pairs}
+        sizes = {
+            f"{pair[0]} + {pair[1]} layers": narrow | dict(zip(keys, pair, strict=True))
+            for pair in pairs
+        }
     else:
         raise KeyError(f"variant {variant!r}: expected widths or sides")
     rows = concat(*(named(name, SHORT | size) for name, size in sizes.items()))

@@ -36,7 +36,10 @@ def get_sweep(of: str = "width") -> Sweep:
         raise KeyError(f"variant {of!r}: expected width or depth")
     rows = []
     for name, keys in variants[of]():
-        rows += [named(f"{name} rate {rate:.6f}", SHORT | keys | {"optimizer.peak_lr": rate}) for rate in RATES]
+        rows += [
+            named(f"{name} rate {rate:.6f}", SHORT | keys | {"optimizer.peak_lr": rate})
+            for rate in RATES
+        ]
     return Sweep(concat(*rows), config="toy", seeds=2)
 
 
@@ -52,6 +55,11 @@ def _depths():
     """(name, keys) of each model; all have the width of the base model."""
     for layers in DEPTHS:
         keys = {f"model.num_{stack}_layers": layers for stack in ("encoder", "decoder")}
-        keys |= {"model.d_model": BASE, "model.d_ff": 4 * BASE, "mup.base_width": BASE, "model.norm_placement": "pre"}
+        keys |= {
+            "model.d_model": BASE,
+            "model.d_ff": 4 * BASE,
+            "mup.base_width": BASE,
+            "model.norm_placement": "pre",
+        }
         for base in (BASE_LAYERS,) if layers == BASE_LAYERS else (0, BASE_LAYERS):
             yield f"{layers} layers base {base}", keys | {"mup.base_layers": base}

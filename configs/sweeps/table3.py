@@ -23,7 +23,10 @@ def get_sweep(size: str = "wmt14") -> Sweep:
     if size == "wmt14":
         rows = {row: keys for row, (keys, _, _) in TABLE3_ROWS.items()}
         return Sweep(
-            concat(*(named(*row) for row in rows.items())), config="table3_base", baseline="base", score="paper_bleu"
+            concat(*(named(*row) for row in rows.items())),
+            config="table3_base",
+            baseline="base",
+            score="paper_bleu",
         )
     if size not in ("multi30k", "two_cores"):
         raise KeyError(f"variant {size!r}: expected wmt14, multi30k or two_cores")
@@ -40,5 +43,7 @@ def get_sweep(size: str = "wmt14") -> Sweep:
 
 
 def shrink(keys: dict) -> dict:
-    shrunk = {key: value // DIVISORS[key] if key in DIVISORS else value for key, value in keys.items()}
+    shrunk = {
+        key: value // DIVISORS[key] if key in DIVISORS else value for key, value in keys.items()
+    }
     return shrunk | ({"model.max_positions": 128} if "model.position" in keys else {})

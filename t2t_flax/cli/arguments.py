@@ -18,7 +18,8 @@ from t2t_flax.model_forms import is_name
 from t2t_flax.registry import ENSEMBLES, FLAGS, LINES, MODEL_FORMS, load_extensions
 
 OVERRIDE_HELP = (
-    "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
+    "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys`"
+    " lists all"
 )
 
 
@@ -34,7 +35,9 @@ def count(low: int = 0, high: int = 2**31 - 1) -> Callable[[str], int]:
         try:
             value = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"expected a whole number, not {text[:40]!r}") from None
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number, not {text[:40]!r}"
+            ) from None
         if not low <= value <= high:
             bound = f"at least {low}" if value < low else f"at most {high}"
             raise argparse.ArgumentTypeError(f"must be {bound}, not {text[:40]}")
@@ -84,7 +87,9 @@ def parser(command: str, description: str, *, epilog: str = "") -> argparse.Argu
     return made
 
 
-def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+def parse(
+    arguments: argparse.ArgumentParser, argv: list[str]
+) -> tuple[argparse.Namespace, dict[str, str]]:
     """Return the parsed flags, and the overrides `{"model.dropout": "0.2"}`.
 
     Raises UserError for wrong flags.
@@ -106,14 +111,19 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
     for flag, row in FLAGS.items():
         given = getattr(args, _attribute(flag), None) if row.key else None
         if given is not None and overrides.setdefault(row.key, given) != given:
-            raise UserError(f"{flag}={given} and --config.{row.key}={overrides[row.key]} differ: give one of them.")
+            raise UserError(
+                f"{flag}={given} and --config.{row.key}={overrides[row.key]} differ: give one of"
+                " them."
+            )
     if "average" in args and args.best and (args.step is not None or args.average):
         flag = "--average" if args.average else "--step"
         raise UserError(f"--best and {flag} choose different checkpoints: give one of them.")
     if "further_workdirs" in args:
         ((name,),) = ENSEMBLES.values()
         if name in overrides:
-            raise UserError(f"--config.{name} and further --workdir flags name the same: give one of them.")
+            raise UserError(
+                f"--config.{name} and further --workdir flags name the same: give one of them."
+            )
         overrides[name] = ",".join(args.further_workdirs)
     return args, overrides
 
@@ -137,7 +147,9 @@ def _checked(arg: str) -> str:
     return flag.replace("_", "-") + equals + value
 
 
-def add_workdir(arguments: argparse.ArgumentParser, help_text: str = "", *, several: bool = False) -> None:
+def add_workdir(
+    arguments: argparse.ArgumentParser, help_text: str = "", *, several: bool = False
+) -> None:
     """Add `--workdir`, required.
 
     Args:
@@ -165,7 +177,9 @@ def add_flags(arguments: argparse.ArgumentParser, *commands: str) -> None:
     for flag, row in FLAGS.items():
         if row.commands in commands:
             value: dict[str, Any] = (
-                dict(metavar=row.metavar) if row.metavar else dict(action="store_const", const="true")
+                dict(metavar=row.metavar)
+                if row.metavar
+                else dict(action="store_const", const="true")
             )
             text = f"{row.summary}: config.{row.key}" if row.key else row.summary
             arguments.add_argument(flag, help=text, **value)
@@ -173,7 +187,9 @@ def add_flags(arguments: argparse.ArgumentParser, *commands: str) -> None:
 
 def given_flags(args: argparse.Namespace) -> dict[str, str]:
     """Return given flags of `add_flags` that have no key, with their values."""
-    values = {flag: getattr(args, _attribute(flag), None) for flag, row in FLAGS.items() if not row.key}
+    values = {
+        flag: getattr(args, _attribute(flag), None) for flag, row in FLAGS.items() if not row.key
+    }
     return {flag: value for flag, value in values.items() if value is not None}
 
 
@@ -213,12 +229,18 @@ class Changes(Change):
 
     def __init__(self, model: Any, flags: dict[str, str]):
         # Symbols of languages come before a line's text, once that is read.
-        kinds = {flag: FLAGS.load(flag) for flag in sorted(flags, key=lambda flag: FLAGS[flag].commands == LINES)}
+        kinds = {
+            flag: FLAGS.load(flag)
+            for flag in sorted(flags, key=lambda flag: FLAGS[flag].commands == LINES)
+        }
         printing = [flag for flag in flags if kinds[flag].answers]
         if len(printing) > 1:
             raise UserError(f"{' and '.join(printing)} both say what is printed: give one of them.")
         if printing and (parts := next((flag for flag in flags if kinds[flag].in_parts), "")):
-            raise UserError(f"{printing[0]} is about whole lines, of which {parts} translates parts: give one of them.")
+            raise UserError(
+                f"{printing[0]} is about whole lines, of which {parts} translates parts: give one"
+                " of them."
+            )
         self._parts, self.model = [], model
         for flag, kind in kinds.items():
             self._parts.append(kind(self.model, flags[flag]))
@@ -261,17 +283,27 @@ def check_output(flag: str, name: str, *, folder: bool = False) -> None:
     except OSError as error:
         if is_write_refused(error):
             raise
-        raise UserError(f"{flag}={name} cannot be written: {error.strerror}. Give another path.") from None
+        raise UserError(
+            f"{flag}={name} cannot be written: {error.strerror}. Give another path."
+        ) from None
 
 
 def add_checkpoint(arguments: argparse.ArgumentParser) -> None:
     """Add `--step`, `--average` and `--best`, which choose the parameters of a run."""
-    arguments.add_argument("--step", type=count(), metavar="N", help="checkpoint of update N (default: the newest)")
     arguments.add_argument(
-        "--average", type=count(), default=0, metavar="N", help="mean of the last N checkpoints up to --step (6.1)"
+        "--step", type=count(), metavar="N", help="checkpoint of update N (default: the newest)"
     )
     arguments.add_argument(
-        "--best", action="store_true", help="the checkpoint with the best eval.metric, instead of --step and --average"
+        "--average",
+        type=count(),
+        default=0,
+        metavar="N",
+        help="mean of the last N checkpoints up to --step (6.1)",
+    )
+    arguments.add_argument(
+        "--best",
+        action="store_true",
+        help="the checkpoint with the best eval.metric, instead of --step and --average",
     )
 
 
@@ -313,6 +345,7 @@ def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
     prepare_process(config)
     if jax.process_count() > 1:  # a TPU slice of several hosts, which JAX joins automatically
         raise UserError(
-            f"this is host {jax.process_index()} of the {jax.process_count()} of a TPU slice, and the command runs on one: "
-            "launch/README.md says which variables start several, where a command can use them."
+            f"this is host {jax.process_index()} of the {jax.process_count()} of a TPU slice, and"
+            " the command runs on one: launch/README.md says which variables start several, where"
+            " a command can use them."
         )

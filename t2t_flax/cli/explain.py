@@ -16,32 +16,46 @@ def run(argv: list[str]) -> int:
     """Return 0, even if --diff finds differences."""
     parser = arguments.parser(
         "explain",
-        "Shows parameters by group, batches, learning rates and memory of a config, without training.",
-        epilog="Examples:\n"
-        "  python -m t2t_flax explain --config=configs/wmt14_ende.py:big\n"
-        "  python -m t2t_flax explain --config=configs/multi30k.py --diff=aiayn_base\n"
-        "  python -m t2t_flax explain --workdir=runs/toy --diff=aiayn_base\n"
-        f"\npresets: {', '.join(presets())}",
+        "Shows parameters by group, batches, learning rates and memory of a config, without"
+        " training.",
+        epilog=(
+            "Examples:\n"
+            "  python -m t2t_flax explain --config=configs/wmt14_ende.py:big\n"
+            "  python -m t2t_flax explain --config=configs/multi30k.py --diff=aiayn_base\n"
+            "  python -m t2t_flax explain --workdir=runs/toy --diff=aiayn_base\n"
+            f"\npresets: {', '.join(presets())}"
+        ),
     )
     of = parser.add_mutually_exclusive_group()
-    of.add_argument("--config", metavar="FILE.py[:variant]", help="config file, or the name of a preset")
+    of.add_argument(
+        "--config", metavar="FILE.py[:variant]", help="config file, or the name of a preset"
+    )
     of.add_argument("--workdir", metavar="DIR", help="use the config of this run instead")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--diff", metavar="PRESET", help="list every key whose value differs from this preset")
-    what.add_argument("--keys", action="store_true", help="list all keys: value, type, meaning, unit")
     what.add_argument(
-        "--presets", action="store_true", help="list the presets with their sources and published results"
+        "--diff", metavar="PRESET", help="list every key whose value differs from this preset"
+    )
+    what.add_argument(
+        "--keys", action="store_true", help="list all keys: value, type, meaning, unit"
+    )
+    what.add_argument(
+        "--presets",
+        action="store_true",
+        help="list the presets with their sources and published results",
     )
     args, overrides = arguments.parse(parser, argv)
     if args.presets:
         if args.config or args.workdir or overrides:
-            raise UserError("--presets lists all presets: leave out --config, --workdir and --config.KEY.")
+            raise UserError(
+                "--presets lists all presets: leave out --config, --workdir and --config.KEY."
+            )
         print("\n".join(_preset_line(name) for name in presets()))
         return 0
     config = _config(args, overrides)
     if config is None and (overrides or not args.keys):
         raise UserError(
-            "say what to explain: --config=FILE.py[:variant] or a preset, --workdir=DIR, --keys, --presets."
+            "say what to explain: --config=FILE.py[:variant] or a preset, --workdir=DIR, --keys,"
+            " --presets."
         )
     if args.keys:
         print("\n".join(_keys(config or config_lib.Config())))
@@ -68,7 +82,9 @@ def _config(args, overrides: dict[str, str]) -> config_lib.Config | None:
 
 def _preset_line(name: str) -> str:
     entry = find(name)
-    return f"{name:22} {entry.source}" + (f"\n{'':22} published: {entry.published}" if entry.published else "")
+    return f"{name:22} {entry.source}" + (
+        f"\n{'':22} published: {entry.published}" if entry.published else ""
+    )
 
 
 def _difference(config: config_lib.Config, name: str) -> str:
@@ -104,7 +120,9 @@ def _keys(config: config_lib.Config) -> list[str]:
         value = getattr(config.group(group), item.name)
         changed = "" if value == item.default else f" (default {item.default!r})"
         unit = f" [{item.metadata['unit']}]" if item.metadata["unit"] else ""
-        lines.append(f"  {name} = {value!r}{changed}{unit}\n      {type_name(item)}: {item.metadata['doc']}")
+        lines.append(
+            f"  {name} = {value!r}{changed}{unit}\n      {type_name(item)}: {item.metadata['doc']}"
+        )
         kind = item.metadata["kind"]
         lines += [f"      {kind}: never taken from a stored config"] if kind in OF_USER else []
         if needed := conditions().get(name):

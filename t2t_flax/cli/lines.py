@@ -87,7 +87,9 @@ def _decoded(file: BinaryIO, name: str, checked: bool) -> Iterator[str]:
             form = form_of(line) if number == 1 else ""
             if checked or form:
                 try:
-                    check_text(text, f"It is {form} data: decompress it." if form else "Convert the text.")
+                    check_text(
+                        text, f"It is {form} data: decompress it." if form else "Convert the text."
+                    )
                 except UserError as error:
                     raise UserError(f"{where} line {number}, {error}") from None
             if line:
@@ -108,7 +110,8 @@ def check_read_once(*names: str | None) -> None:
     for name in set(real):
         if real.count(name) > 1 and (names.count("-") > 1 or not os.path.isfile(name)):
             raise UserError(
-                f"{' and '.join(filter(None, names))} are the same pipe, which can be read only once: use a file."
+                f"{' and '.join(filter(None, names))} are the same pipe, which can be read only"
+                " once: use a file."
             )
 
 
@@ -181,7 +184,11 @@ def paired(
 
 
 def windows(
-    lines: Iterator[Line], size: int, *, live: bool = False, check: Callable[[], None] = lambda: None
+    lines: Iterator[Line],
+    size: int,
+    *,
+    live: bool = False,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[list[Line]]:
     """Yield lists of `size` consecutive lines, shorter at the end.
 
@@ -310,12 +317,17 @@ def answer_windows(
             for note in notes:
                 counts[note.event] = counts.get(note.event, 0) + 1
                 if counts[note.event] <= _SHOWN:
-                    place = f"{note.number + 1} ({note.more})" if note.more else f"{note.number + 1}"
+                    place = (
+                        f"{note.number + 1} ({note.more})" if note.more else f"{note.number + 1}"
+                    )
                     shown.setdefault(note.event, []).append(place)
     finally:
         for event, places in shown.items():
             more = ", ..." if counts[event] > _SHOWN else ""
-            say(f"warning: {counts[event]} of {before} lines {event}: line {', '.join(places)}{more}")
+            say(
+                f"warning: {counts[event]} of {before} lines {event}: line"
+                f" {', '.join(places)}{more}"
+            )
     return USER_ERROR if FAILED in counts else OK
 
 

@@ -12,8 +12,9 @@ def run(argv: list[str]) -> int:
     """Return 0 when the stores are complete."""
     parser = arguments.parser(
         "prepare",
-        "Trains the tokenizer and tokenises the data of a config into WORKDIR/data (or config.data.cache).\n"
-        "Stores with the same digest are reused; a run that has begun to train is not changed.",
+        "Trains the tokenizer and tokenises the data of a config into WORKDIR/data (or"
+        " config.data.cache).\nStores with the same digest are reused; a run that has begun to"
+        " train is not changed.",
         epilog=arguments.OVERRIDE_HELP,
     )
     arguments.add_config(parser)

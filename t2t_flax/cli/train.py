@@ -17,10 +17,14 @@ def run(argv: list[str]) -> int:
     """
     parser = arguments.parser(
         "train",
-        "Trains a Transformer. Rerun the same command to resume; a kill loses nothing that was saved.",
-        epilog=f"{arguments.OVERRIDE_HELP}\n\nWrites config.json, tokenizer/, data/, checkpoints/, metrics.jsonl and\n"
-        "eval/ to the workdir. Exit codes: 0 complete, 75 stopped by a signal with everything saved,\n"
-        "2 wrong input, 3 diverged (an update was not finite), 1 any other failure.",
+        "Trains a Transformer. Rerun the same command to resume; a kill loses nothing that was"
+        " saved.",
+        epilog=(
+            f"{arguments.OVERRIDE_HELP}\n\nWrites config.json, tokenizer/, data/, checkpoints/,"
+            " metrics.jsonl and\neval/ to the workdir. Exit codes: 0 complete, 75 stopped by a"
+            " signal with everything saved,\n2 wrong input, 3 diverged (an update was not finite),"
+            " 1 any other failure."
+        ),
     )
     arguments.add_config(parser)
     arguments.add_workdir(parser, "folder of the run; created if it does not exist")

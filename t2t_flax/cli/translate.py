@@ -47,17 +47,23 @@ def run(argv: list[str]) -> int:
     """
     parser = arguments.parser(
         "translate",
-        "Translates standard input (or --input) line by line with a trained run. Translations are written in the order of\n"
-        "the input while it is read; a line that arrives through a pipe or is typed is answered at once.",
-        epilog="Examples:\n"
-        "  cat lines.txt | python -m t2t_flax translate --workdir=runs/toy\n"
-        "  ... --n-best=4 --scores            N ||| translation ||| score, best first\n"
-        "  ... --prefix=starts.txt            each translation begins with the line of the same number\n"
-        "  ... --config.decode.strategy=sample --config.decode.top_p=0.9 --config.decode.seed=1",
+        "Translates standard input (or --input) line by line with a trained run. Translations are"
+        " written in the order of\nthe input while it is read; a line that arrives through a pipe"
+        " or is typed is answered at once.",
+        epilog=(
+            "Examples:\n  cat lines.txt | python -m t2t_flax translate --workdir=runs/toy\n  ..."
+            " --n-best=4 --scores            N ||| translation ||| score, best first\n  ..."
+            " --prefix=starts.txt            each translation begins with the line of the same"
+            " number\n  ... --config.decode.strategy=sample --config.decode.top_p=0.9"
+            " --config.decode.seed=1"
+        ),
     )
     parser.add_argument("--input", default="-", metavar="FILE", help="default: standard input")
     parser.add_argument(
-        "--output", default="-", metavar="FILE", help="gets its name when it is whole; default: standard output"
+        "--output",
+        default="-",
+        metavar="FILE",
+        help="gets its name when it is whole; default: standard output",
     )
     add_translation_options(parser)
     args, overrides = arguments.parse(parser, argv)
@@ -67,10 +73,14 @@ def run(argv: list[str]) -> int:
         with stop_signals() as check:
             loaded = arguments.load_run(args, overrides).for_decoding()
             check()
-            arriving = windows(pairs, window_size(loaded), live=arrives_slowly(args.input), check=check)
+            arriving = windows(
+                pairs, window_size(loaded), live=arrives_slowly(args.input), check=check
+            )
             with open_output(args.output) as write:
                 answer = translating(loaded, scores=args.scores, flags=arguments.given_flags(args))
-                code = answer_windows("translated", answer, arriving, lambda _, text, failed: write(text), check=check)
+                code = answer_windows(
+                    "translated", answer, arriving, lambda _, text, failed: write(text), check=check
+                )
     except Signalled as signalled:
         to_stderr(f"t2t_flax translate: stopped by {signalled}.")
         return 128 + signalled.number
@@ -82,14 +92,18 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
     arguments.add_workdir(parser, several=True)
     arguments.add_checkpoint(parser)
     arguments.add_flags(parser, LINES, OUTPUTS)
-    parser.add_argument("--prefix", metavar="FILE", help="forced beginnings, a line for each input line")
+    parser.add_argument(
+        "--prefix", metavar="FILE", help="forced beginnings, a line for each input line"
+    )
     parser.add_argument(
         "--n-best",
         type=arguments.count(1),
         metavar="N",
         help="translations of each line (default: the run's decode.n_best)",
     )
-    parser.add_argument("--scores", action="store_true", help="print scores beside the translations")
+    parser.add_argument(
+        "--scores", action="store_true", help="print scores beside the translations"
+    )
 
 
 def read_input(args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[Line]:
@@ -99,7 +113,10 @@ def read_input(args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[
     read, and for one pipe as two inputs.
     """
     if args.n_best and overrides.setdefault("decode.n_best", str(args.n_best)) != str(args.n_best):
-        raise UserError(f"--n-best and --config.decode.n_best={overrides['decode.n_best']} differ: give one of them.")
+        raise UserError(
+            f"--n-best and --config.decode.n_best={overrides['decode.n_best']} differ: give one of"
+            " them."
+        )
     check_read_once(args.input, args.prefix)
     prefixes = iterate_lines(args.prefix, checked=False) if args.prefix else None
     names = "standard input" if args.input == "-" else args.input, args.prefix
@@ -107,7 +124,11 @@ def read_input(args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[
 
 
 def translating(
-    loaded: "TrainedModel", *, scores: bool, flags: dict[str, str], say: Callable[[str], None] = to_stderr
+    loaded: "TrainedModel",
+    *,
+    scores: bool,
+    flags: dict[str, str],
+    say: Callable[[str], None] = to_stderr,
 ) -> Answer:
     """Return a function that translates lines, see `Answer`.
 
@@ -146,25 +167,41 @@ def translating(
 
         def translate() -> list["Translation"]:
             starts = [line.beside or "" if line.number not in errors else "" for line in window]
-            options: dict[str, Any] = dict(prefixes=None if window[0].beside is None else starts, first_line=first)
+            options: dict[str, Any] = dict(
+                prefixes=None if window[0].beside is None else starts, first_line=first
+            )
             return loaded.translate(sources, **options, progress=progress)
 
         try:
             translations = translate()
         except OF_A_LINE:
-            _each(window, lambda line: loaded.check_line(sources[line.number - first], line.number), errors, None)
+            _each(
+                window,
+                lambda line: loaded.check_line(sources[line.number - first], line.number),
+                errors,
+                None,
+            )
             if not errors:
                 raise
-            sources = ["" if line.number in errors else text for line, text in zip(window, sources, strict=True)]
+            sources = [
+                "" if line.number in errors else text
+                for line, text in zip(window, sources, strict=True)
+            ]
             translations = translate()
         lines = ["" if line.number in errors else line.text for line in window]
         texts = [
-            [task.postprocess(line, h.text) for h in t.hypotheses] for line, t in zip(lines, translations, strict=True)
+            [task.postprocess(line, h.text) for h in t.hypotheses]
+            for line, t in zip(lines, translations, strict=True)
         ]
         if make := change.answers:
-            both = [read_lines(loaded.config, loaded.tokenizers, each, first)[0] for each in (lines, sources)]
+            both = [
+                read_lines(loaded.config, loaded.tokenizers, each, first)[0]
+                for each in (lines, sources)
+            ]
             rows = list(zip(window, *both, texts, strict=True))
-            texts = _in_parts(rows, lambda rows: make(*list(zip(*rows, strict=True))[1:]), errors, [""] * n_best)
+            texts = _in_parts(
+                rows, lambda rows: make(*list(zip(*rows, strict=True))[1:]), errors, [""] * n_best
+            )
         notes = [
             Note(FAILED, number, first_line(error).removeprefix(f"line {number + 1}: "))
             for number, error in sorted(errors.items())
@@ -172,10 +209,16 @@ def translating(
         with_text = {line.number for line in window if line.text.strip()}
         if errors and first == 0 and len(window) > 1 and errors.keys() >= with_text:
             error = errors[notes[0].number]
-            raise UserError(f"line {notes[0].number + 1}: {notes[0].more}") if isinstance(error, UserError) else error
+            raise (
+                UserError(f"line {notes[0].number + 1}: {notes[0].more}")
+                if isinstance(error, UserError)
+                else error
+            )
         out: list[str] = []
         for line, translation, answers in zip(window, translations, texts, strict=True):
-            out += _format(line.number, answers, [h.score for h in translation.hypotheses], n_best, scores)
+            out += _format(
+                line.number, answers, [h.score for h in translation.hypotheses], n_best, scores
+            )
             notes += [Note(_CUT, line.number)] if translation.source_cut else []
             notes += [Note(_NONE, line.number)] if translation.is_none else []
             notes += [Note(_ENDED, line.number)] if translation.hit_cap else []
@@ -184,12 +227,16 @@ def translating(
     return answer
 
 
-def _each(window: list[Line], do: Callable[[Line], Any], errors: dict[int, Exception], failed: Any) -> list[Any]:
+def _each(
+    window: list[Line], do: Callable[[Line], Any], errors: dict[int, Exception], failed: Any
+) -> list[Any]:
     """Return a result for each line.
 
     A line with an error gets the result `failed`, and the error is added to `errors` by its number.
     """
-    return _in_parts([(line,) for line in window], lambda rows: [do(line) for (line,) in rows], errors, failed)
+    return _in_parts(
+        [(line,) for line in window], lambda rows: [do(line) for (line,) in rows], errors, failed
+    )
 
 
 def _in_parts(
@@ -212,7 +259,9 @@ def _in_parts(
     return _in_parts(rows[:half], do, errors, failed) + _in_parts(rows[half:], do, errors, failed)
 
 
-def _format(number: int, answers: list[str], scores: list[float], n_best: int, with_scores: bool) -> list[str]:
+def _format(
+    number: int, answers: list[str], scores: list[float], n_best: int, with_scores: bool
+) -> list[str]:
     if n_best == 1:
         return [f"{answers[0]}\t{scores[0]:.4f}" if with_scores else answers[0]]
     ends = [f" ||| {score:.4f}" if with_scores else "" for score in scores]

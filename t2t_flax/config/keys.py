@@ -17,7 +17,14 @@ _LARGEST = {int: 2**31 - 1, float: 1e30}
 """Largest int32 and float32 values: the bounds of a key without bounds."""
 
 
-MODEL, TRANSLATIONS, PRINTED, SCORES, TRAINING, NOTHING = "model", "translations", "printed", "scores", "training", ""
+MODEL, TRANSLATIONS, PRINTED, SCORES, TRAINING, NOTHING = (
+    "model",
+    "translations",
+    "printed",
+    "scores",
+    "training",
+    "",
+)
 
 NUMBER, TEXT, READ, WRITTEN, PROGRAM, CODE = (
     "number", "text", "path that is read", "path that is written", "program", "code",
@@ -62,7 +69,8 @@ def one_of(name: str, *values: Value) -> When:
 def none_of(name: str, *values: Value) -> When:
     """Require a value of a key other than these."""
     return When(
-        ((name, lambda value: value not in values),), f"config.{name} other than {' or '.join(map(str, values))}"
+        ((name, lambda value: value not in values),),
+        f"config.{name} other than {' or '.join(map(str, values))}",
     )
 
 
@@ -99,7 +107,9 @@ def key(
     """
     changes = (NOTHING if mutable else TRAINING) if changes is None else changes
     if mutable and changes == MODEL:
-        raise ValueError(f"a run cannot go on as another model, so this key cannot be mutable: {doc}")
+        raise ValueError(
+            f"a run cannot go on as another model, so this key cannot be mutable: {doc}"
+        )
     if not kind and isinstance(default, str) and not choices:
         raise ValueError(f"this key needs a kind: {doc}")
     metadata = dict(
@@ -210,7 +220,9 @@ def _check_text(shown: str, value: str) -> None:
 def show(value: Value, *, quote: bool = True) -> str:
     """Return a value for a message, in at most about two hundred printable characters."""
     try:
-        text = value if isinstance(value, str) and not quote and value.isprintable() else repr(value)
+        text = (
+            value if isinstance(value, str) and not quote and value.isprintable() else repr(value)
+        )
     except Exception:  # an int with more digits than Python prints, or a user's own object
         text = f"a value of type {type(value).__name__}"
     text = text.encode("utf-8", "backslashreplace").decode()

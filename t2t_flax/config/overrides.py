@@ -36,8 +36,8 @@ from t2t_flax.registry import GROUPS, SOURCES
 
 log = logging.getLogger("t2t_flax")
 NOT_A_CONFIG = (
-    "this is not the config.json of a run; nothing was changed. Name another folder, or restore the file: each checkpoint "
-    'holds a copy under "config" in checkpoints/N/meta/metadata'
+    "this is not the config.json of a run; nothing was changed. Name another folder, or restore the"
+    ' file: each checkpoint holds a copy under "config" in checkpoints/N/meta/metadata'
 )
 
 
@@ -46,7 +46,9 @@ def default_config() -> ml_collections.ConfigDict:
 
     A config file edits and returns it.
     """
-    return ml_collections.ConfigDict({name: _asdict(group) for name, group in groups().items()}).lock()
+    return ml_collections.ConfigDict(
+        {name: _asdict(group) for name, group in groups().items()}
+    ).lock()
 
 
 def to_config_dict(config: Config) -> ml_collections.ConfigDict:
@@ -54,7 +56,9 @@ def to_config_dict(config: Config) -> ml_collections.ConfigDict:
 
     It is locked: a new key is an error.
     """
-    return ml_collections.ConfigDict({name: _asdict(config.group(name)) for name in groups()}).lock()
+    return ml_collections.ConfigDict(
+        {name: _asdict(config.group(name)) for name in groups()}
+    ).lock()
 
 
 def _asdict(group: Value) -> Values:
@@ -96,7 +100,8 @@ def _reset_unread(values: Values, before: Values, given: Container[str]) -> None
             when, default = unmet(name, now), fields()[name].default
             assert when
             _warn(
-                f"config.{name} = {keys.show(now(name))} goes back to {default!r}: it has an effect only with {when.text}."
+                f"config.{name} = {keys.show(now(name))} goes back to {default!r}: it has an effect"
+                f" only with {when.text}."
             )
         for name in lost:
             group, _, item = name.partition(".")
@@ -132,9 +137,13 @@ def _groups_of(config: Value) -> Values:
     for group, items in values.items():
         if group not in groups():
             hint = keys.hint(difflib.get_close_matches(str(group), groups(), n=1))
-            raise UserError(f"config has no group {keys.show(group)}.{hint} Groups: {', '.join(groups())}.")
+            raise UserError(
+                f"config has no group {keys.show(group)}.{hint} Groups: {', '.join(groups())}."
+            )
         if not isinstance(items, dict):
-            raise UserError(f"config.{group} is a group of keys, not a value: got {keys.show(items)}.")
+            raise UserError(
+                f"config.{group} is a group of keys, not a value: got {keys.show(items)}."
+            )
     return {group: dict(items) for group, items in values.items()}
 
 
@@ -148,10 +157,19 @@ def resolve(config: ml_collections.ConfigDict | Values) -> Config:
         for item in items:
             _known(f"{group}.{item}")
     frozen = {
-        name: group(**{item: _checked(f"{name}.{item}", value) for item, value in values.get(name, {}).items()})
+        name: group(
+            **{
+                item: _checked(f"{name}.{item}", value)
+                for item, value in values.get(name, {}).items()
+            }
+        )
         for name, group in groups().items()
     }
-    set_groups = {name: group for name, group in frozen.items() if name not in CORE_GROUPS and group != type(group)()}
+    set_groups = {
+        name: group
+        for name, group in frozen.items()
+        if name not in CORE_GROUPS and group != type(group)()
+    }
     resolved = Config(**{name: frozen[name] for name in CORE_GROUPS}).with_extensions(set_groups)
     check_combinations(resolved)
     return resolved
@@ -196,7 +214,9 @@ def values_of_user(config: Config) -> Values:
     data.root if a source would write files there.
     """
     names = (*keys_of_kind(*OF_USER), *(["data.root"] if _writes_to_root(config.data) else []))
-    return {name: value for name in names if (value := config.value(name)) != fields()[name].default}
+    return {
+        name: value for name in names if (value := config.value(name)) != fields()[name].default
+    }
 
 
 def from_elsewhere(stored: Config, given: Container[str] = ()) -> tuple[Config, Values]:
@@ -214,7 +234,10 @@ def _writes_to_root(data: Data) -> bool:
     """Return whether opening a source of the data would write files to data.root."""
     specs = (*data.train_sources.values(), *data.valid_sets.values(), *data.test_sets.values())
     for spec in map(str.strip, specs if data.root else ()):
-        name = next((name for name, form in SOURCES.items() if spec.startswith(f"{form.prefix or None}:")), None)
+        name = next(
+            (name for name, form in SOURCES.items() if spec.startswith(f"{form.prefix or None}:")),
+            None,
+        )
         writes = name and getattr(SOURCES.load(name), "writes", None)
         if writes and writes(spec, data.root):
             return True
@@ -228,7 +251,8 @@ def warn_of_lost(lost: Mapping[str, Value], where: str) -> None:
     """
     if run := [name for name in lost if fields()[name].metadata["kind"] in RUN]:
         _warn(
-            f"{where} sets {_shown(run, lost)}, which a stored config cannot: it names what is run. {_flags(run, lost)}"
+            f"{where} sets {_shown(run, lost)}, which a stored config cannot: it names what is run."
+            f" {_flags(run, lost)}"
         )
 
 
@@ -237,11 +261,14 @@ def check_lost(lost: Mapping[str, Value]) -> None:
     run = [name for name in lost if fields()[name].metadata["kind"] in RUN]
     if run:
         raise UserError(
-            f"a stored config cannot set {_shown(run, lost)}: it names what is run. {_flags(run, lost)} Give an empty value "
-            "to leave it out."
+            f"a stored config cannot set {_shown(run, lost)}: it names what is run."
+            f" {_flags(run, lost)} Give an empty value to leave it out."
         )
     if lost:
-        _warn(f"{_shown(lost, lost)} is not taken over: it names a folder that is written. {_flags(lost, lost)}")
+        _warn(
+            f"{_shown(lost, lost)} is not taken over: it names a folder that is written."
+            f" {_flags(lost, lost)}"
+        )
 
 
 def _shown(names: Iterable[str], values: Mapping[str, Value]) -> str:
@@ -249,7 +276,9 @@ def _shown(names: Iterable[str], values: Mapping[str, Value]) -> str:
 
 
 def _flags(names: Iterable[str], values: Mapping[str, Value]) -> str:
-    flags = " ".join(shlex.quote(f"--config.{name}={keys.show(values[name], quote=False)}") for name in names)
+    flags = " ".join(
+        shlex.quote(f"--config.{name}={keys.show(values[name], quote=False)}") for name in names
+    )
     return f"If it is yours, give {flags}."
 
 
@@ -266,7 +295,9 @@ def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Va
     """
     if current.train.precision == "auto":
         current = current.with_values({"train.precision": stored.train.precision})
-    return {k: v for k, v in differences(stored, current).items() if not fields()[k].metadata["mutable"]}
+    return {
+        k: v for k, v in differences(stored, current).items() if not fields()[k].metadata["mutable"]
+    }
 
 
 def check_changes(stored: Config, given: Config, step: int) -> None:
@@ -277,13 +308,17 @@ def check_changes(stored: Config, given: Config, step: int) -> None:
             group.check_change(stored, given, step)
 
 
-def format_differences(differ: dict[str, tuple[Value, Value]], first: str, second: str, *, indent: str = "  ") -> str:
+def format_differences(
+    differ: dict[str, tuple[Value, Value]], first: str, second: str, *, indent: str = "  "
+) -> str:
     """Return a line for each key of `differences`.
 
     With `first` = "in the workdir" and `second` = "now" a line is
     `model.d_model: 512 in the workdir, 1024 now`.
     """
-    return "\n".join(f"{indent}{name}: {a!r} {first}, {b!r} {second}" for name, (a, b) in differ.items())
+    return "\n".join(
+        f"{indent}{name}: {a!r} {first}, {b!r} {second}" for name, (a, b) in differ.items()
+    )
 
 
 def _known(name: str) -> str:
@@ -293,10 +328,14 @@ def _known(name: str) -> str:
     shown = keys.show(name, quote=False)
     near = difflib.get_close_matches(shown, fields(), n=1, cutoff=0.75)
     near = (
-        near or [key for key in fields() if key.endswith(f".{item}")] or difflib.get_close_matches(shown, fields(), n=1)
+        near
+        or [key for key in fields() if key.endswith(f".{item}")]
+        or difflib.get_close_matches(shown, fields(), n=1)
     )
     hint = keys.hint(near)
-    raise UserError(f"unknown config key {shown!r}.{hint} `python -m t2t_flax explain --keys` lists all keys.")
+    raise UserError(
+        f"unknown config key {shown!r}.{hint} `python -m t2t_flax explain --keys` lists all keys."
+    )
 
 
 def changes_of_training(stored: Config, given: Config) -> dict[str, list]:
@@ -305,7 +344,9 @@ def changes_of_training(stored: Config, given: Config) -> dict[str, list]:
     Each key has a list [stored value, given value].
     """
     recorded = {key for key in keys_that_change(TRAINING) if fields()[key].metadata["mutable"]}
-    return {key: list(values) for key, values in differences(stored, given).items() if key in recorded}
+    return {
+        key: list(values) for key, values in differences(stored, given).items() if key in recorded
+    }
 
 
 def recorded_changes(meta: Values) -> list[Values]:
@@ -355,23 +396,29 @@ def _check_keys_are_read(c: Config) -> None:
     for name in conditions():
         value = c.value(name)
         if value != fields()[name].default and (when := unmet(name, c.value)):
-            here = ", ".join(f"config.{chooser} = {keys.show(c.value(chooser))}" for chooser, _ in when.tests)
+            here = ", ".join(
+                f"config.{chooser} = {keys.show(c.value(chooser))}" for chooser, _ in when.tests
+            )
             raise UserError(
-                f"config.{name} = {keys.show(value)} has no effect: it is read only with {when.text}. Here {here}."
+                f"config.{name} = {keys.show(value)} has no effect: it is read only with"
+                f" {when.text}. Here {here}."
             )
 
 
 def _check_model(m: Model) -> None:
     if (not m.d_k or not m.d_v) and m.d_model % m.num_heads:
         raise UserError(
-            f"config.model.d_model = {m.d_model} is not a multiple of config.model.num_heads = {m.num_heads}: "
-            "choose another number of heads, or set model.d_k and model.d_v."
+            f"config.model.d_model = {m.d_model} is not a multiple of config.model.num_heads ="
+            f" {m.num_heads}: choose another number of heads, or set model.d_k and model.d_v."
         )
     if m.position.startswith("sinusoid") and m.d_model % 2:
-        raise UserError(f"config.model.d_model = {m.d_model} is odd: sinusoids come in pairs (3.5).")
+        raise UserError(
+            f"config.model.d_model = {m.d_model} is odd: sinusoids come in pairs (3.5)."
+        )
     if m.num_kv_heads and m.num_heads % m.num_kv_heads:
         raise UserError(
-            f"config.model.num_kv_heads = {m.num_kv_heads} does not divide config.model.num_heads = {m.num_heads}."
+            f"config.model.num_kv_heads = {m.num_kv_heads} does not divide config.model.num_heads ="
+            f" {m.num_heads}."
         )
 
 
@@ -381,18 +428,18 @@ def _check_data(c: Config) -> None:
         Language.read(getattr(d, f"{side}_language"), f"data.{side}_language")
     if m.tie_embeddings == "all" and not d.joint_vocabulary:
         raise UserError(
-            "config.model.tie_embeddings = 'all' needs config.data.joint_vocabulary = true: two vocabularies cannot "
-            "share one matrix. Use model.tie_embeddings = 'decoder'."
+            "config.model.tie_embeddings = 'all' needs config.data.joint_vocabulary = true: two"
+            " vocabularies cannot share one matrix. Use model.tie_embeddings = 'decoder'."
         )
     if d.batch_tokens < 2 * d.max_length:
         raise UserError(
-            f"config.data.batch_tokens = {d.batch_tokens} must hold at least two of the longest pairs (config.data.max_length = "
-            f"{d.max_length})."
+            f"config.data.batch_tokens = {d.batch_tokens} must hold at least two of the longest"
+            f" pairs (config.data.max_length = {d.max_length})."
         )
     if d.batching == "packed" and d.batch_tokens < d.pack_length:
         raise UserError(
-            f"config.data.batch_tokens = {d.batch_tokens} is less than one row of config.data.pack_length = {d.pack_length}: "
-            "raise the first or lower the second."
+            f"config.data.batch_tokens = {d.batch_tokens} is less than one row of"
+            f" config.data.pack_length = {d.pack_length}: raise the first or lower the second."
         )
     if m.position == "learned" and d.max_length > m.max_positions:
         raise UserError(
@@ -401,20 +448,27 @@ def _check_data(c: Config) -> None:
         )
     if both := d.test_sets.keys() & d.valid_sets.keys():
         raise UserError(
-            f"config.data.test: {min(both)!r} is the name of a validation set; give the test set another name."
+            f"config.data.test: {min(both)!r} is the name of a validation set; give the test set"
+            " another name."
         )
 
 
 def _check_decode(c: Config) -> None:
     d = c.decode
     if d.strategy not in ("sample", "greedy") and d.n_best > d.beam_size:
-        raise UserError(f"config.decode.n_best = {d.n_best} is more than config.decode.beam_size = {d.beam_size}.")
+        raise UserError(
+            f"config.decode.n_best = {d.n_best} is more than config.decode.beam_size ="
+            f" {d.beam_size}."
+        )
 
 
 def _check_mesh(m: Mesh) -> None:
     sizes = [m.data, m.fsdp, m.tensor]
     if sizes.count(-1) > 1 or 0 in sizes:
-        raise UserError("config.mesh.data, mesh.fsdp and mesh.tensor are sizes; one of them may be -1, none may be 0.")
+        raise UserError(
+            "config.mesh.data, mesh.fsdp and mesh.tensor are sizes; one of them may be -1, none may"
+            " be 0."
+        )
     _ = m.sharding
 
 
@@ -427,8 +481,8 @@ def check_evaluation(c: Config) -> None:
     check_patience(c)
     if c.eval.decode_every_steps and not c.data.valid:
         raise UserError(
-            f"config.eval.decode_every_steps = {c.eval.decode_every_steps} needs config.data.valid, which is empty: name a "
-            "validation set, or set eval.decode_every_steps = 0."
+            f"config.eval.decode_every_steps = {c.eval.decode_every_steps} needs config.data.valid,"
+            " which is empty: name a validation set, or set eval.decode_every_steps = 0."
         )
 
 
@@ -444,18 +498,20 @@ def check_patience(c: Config, updates_per_epoch: int = 0) -> None:
     decoded = e.metric not in HIGHER_IS_BETTER
     if c.data.valid and e.every_epochs and not (decoded or updates_per_epoch):
         return
-    intervals = [e.decode_every_steps] if decoded else [e.every_steps, e.every_epochs * updates_per_epoch]
+    intervals = (
+        [e.decode_every_steps] if decoded else [e.every_steps, e.every_epochs * updates_per_epoch]
+    )
     needed = "eval.decode_every_steps" if decoded else "eval.every_steps or eval.every_epochs"
     for name, unused in (("eval.patience", 0), ("checkpoint.keep_best", 1)):
         if not (c.data.valid and any(intervals)) and c.value(name) > unused:
             raise UserError(
-                f"config.{name} = {c.value(name)} depends on eval.metric = {e.metric}, which is never computed: set "
-                f"config.data.valid and {needed}."
+                f"config.{name} = {c.value(name)} depends on eval.metric = {e.metric}, which is"
+                f" never computed: set config.data.valid and {needed}."
             )
     if e.patience > (count := _count_due(steps, *intervals)):
         _warn(
-            f"config.eval.patience = {e.patience} is never reached: config.train.steps = {steps} updates have {count} "
-            f"evaluations. Lower eval.patience or {needed}."
+            f"config.eval.patience = {e.patience} is never reached: config.train.steps = {steps}"
+            f" updates have {count} evaluations. Lower eval.patience or {needed}."
         )
 
 
@@ -465,7 +521,9 @@ def _count_due(steps: int, *intervals: int) -> int:
     There are up to two intervals. An interval of 0 never ends.
     """
     lengths = [length for length in intervals if length]
-    return sum(steps // length for length in lengths) - (steps // math.lcm(*lengths) if len(lengths) > 1 else 0)
+    return sum(steps // length for length in lengths) - (
+        steps // math.lcm(*lengths) if len(lengths) > 1 else 0
+    )
 
 
 def check_average(c: Config, updates_per_epoch: int = 0) -> None:
@@ -481,8 +539,13 @@ def check_average(c: Config, updates_per_epoch: int = 0) -> None:
     if not k.every_epochs and not (k.every_steps and steps % k.every_steps == 0):
         count += 1  # the last update
     if k.average_last > max(1, count):
-        every = f"every_epochs = {k.every_epochs}" if k.every_epochs else f"every_steps = {k.every_steps}"
+        every = (
+            f"every_epochs = {k.every_epochs}"
+            if k.every_epochs
+            else f"every_steps = {k.every_steps}"
+        )
         _warn(
-            f"config.checkpoint.average_last = {k.average_last} is never reached: config.train.steps = {steps} updates with "
-            f"config.checkpoint.{every} give {count} regular checkpoints. Lower average_last or the interval."
+            f"config.checkpoint.average_last = {k.average_last} is never reached:"
+            f" config.train.steps = {steps} updates with config.checkpoint.{every} give {count}"
+            " regular checkpoints. Lower average_last or the interval."
         )

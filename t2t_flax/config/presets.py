@@ -107,7 +107,9 @@ PRESETS: dict[str, Preset] = {
     "toy": Preset("this project's built-in English-German corpus with a small model", _TOY),
     "aiayn_base": Preset("the paper, 5 and 6.1", BASE, "27.3 paper BLEU on newstest2014 (Table 2)"),
     "aiayn_big": Preset("the paper, 5 and 6.1", _BIG, "28.4 paper BLEU on newstest2014 (Table 2)"),
-    "aiayn_base_enfr": Preset("the paper, 5 and 6.1", BASE | _ENFR, "38.1 paper BLEU on newstest2014 (Table 2)"),
+    "aiayn_base_enfr": Preset(
+        "the paper, 5 and 6.1", BASE | _ENFR, "38.1 paper BLEU on newstest2014 (Table 2)"
+    ),
     "aiayn_big_enfr": Preset(
         "the paper, 5.4 and 6.1",
         _BIG | _ENFR | {"model.dropout": 0.1},
@@ -175,7 +177,10 @@ def _read(path: str, given: Container[str]) -> Any:
         return preset(path)
     config = from_python_file("--config", path, "get_config", "configs/toy.py")
     if not isinstance(config, ml_collections.ConfigDict | dict):
-        raise UserError(f"--config={path}: get_config() returned {show(config)}. Return default_config(), edited.")
+        raise UserError(
+            f"--config={path}: get_config() returned {show(config)}. Return default_config(),"
+            " edited."
+        )
     return config
 
 
@@ -197,7 +202,9 @@ def split_variant(path: str) -> tuple[str, str]:
     """
     parts = path.split(":")
     names = [":".join(parts[:count]) for count in range(len(parts), 0, -1)]
-    files = [name for name in names if Path(name).is_file()] or [name for name in names if name.endswith(".py")]
+    files = [name for name in names if Path(name).is_file()] or [
+        name for name in names if name.endswith(".py")
+    ]
     file = (files or names[-1:])[0]
     return file, path[len(file) + 1 :]
 
@@ -214,21 +221,31 @@ def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
     """
     file, variant = split_variant(path)
     if not Path(file).is_file():
-        raise UserError(f"{flag}={path}: no file {file!r}. Give a Python file that defines {function}().")
+        raise UserError(
+            f"{flag}={path}: no file {file!r}. Give a Python file that defines {function}()."
+        )
     spec = importlib.util.spec_from_file_location(f"t2t_flax_{function}_{Path(file).stem}", file)
     if spec is None or spec.loader is None:
-        raise UserError(f"{flag}={path}: {file} is not a Python file. Give one that defines {function}().")
+        raise UserError(
+            f"{flag}={path}: {file} is not a Python file. Give one that defines {function}()."
+        )
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
         if not hasattr(module, function):
-            raise UserError(f"{flag}={path}: {file} does not define {function}(). See {example} for an example.")
+            raise UserError(
+                f"{flag}={path}: {file} does not define {function}(). See {example} for an example."
+            )
         return getattr(module, function)(*([variant] if variant else []))
     except UserError:
         raise
     except SyntaxError as error:
         raise UserError(f"{flag}={path}: {file} line {error.lineno}: {error.msg}.") from None
     except (Exception, SystemExit) as error:  # any error in the user's file
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == spec.origin
+        ]
         location = f"{file} line {lines[-1]}" if lines else f"{function}()"
         raise UserError(f"{flag}={path}: {location}: {type(error).__name__}: {error}") from error

@@ -53,13 +53,18 @@ class Optimizer:
     name: str = key("adam", "adam (5.3); with weight_decay it is AdamW", choices=OPTIMIZERS)
     schedule: str = key(
         "noam",
-        "noam = lr_scale * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (5.3). The others warm up linearly to peak_lr; then "
-        "inverse_sqrt = peak_lr * sqrt(warmup / t), constant = peak_lr",
+        "noam = lr_scale * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (5.3). The others warm up"
+        " linearly to peak_lr; then inverse_sqrt = peak_lr * sqrt(warmup / t), constant = peak_lr",
         choices=SCHEDULES,
     )
-    lr_scale: float = rate_key(1.0, "factor of the noam schedule", low=1e-30, when=one_of("optimizer.schedule", "noam"))
+    lr_scale: float = rate_key(
+        1.0, "factor of the noam schedule", low=1e-30, when=one_of("optimizer.schedule", "noam")
+    )
     peak_lr: float = rate_key(
-        5e-4, "peak learning rate of every schedule but noam", low=1e-30, when=none_of("optimizer.schedule", "noam")
+        5e-4,
+        "peak learning rate of every schedule but noam",
+        low=1e-30,
+        when=none_of("optimizer.schedule", "noam"),
     )
     warmup_steps: int = rate_key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1)
     warmup_init: float = rate_key(
@@ -74,12 +79,19 @@ class Optimizer:
     schedule_first_step: int = key(
         1, "t of the first update in the schedule: 1, or 0 as in later codebases", low=0, high=1
     )
-    max_grad_norm: float = rate_key(0.0, "largest global gradient norm; 0 = no clipping, as in the paper", low=0.0)
+    max_grad_norm: float = rate_key(
+        0.0, "largest global gradient norm; 0 = no clipping, as in the paper", low=0.0
+    )
     weight_decay: float = key(
-        0.0, "decoupled weight decay on matrices, never on biases and norms; 0 = none, as in the paper", low=0.0
+        0.0,
+        "decoupled weight decay on matrices, never on biases and norms; 0 = none, as in the paper",
+        low=0.0,
     )
     ema_decay: float = key(
-        0.0, "decay of a moving average of the parameters, which evaluation then uses; 0 = none", low=0.0, high=0.99999
+        0.0,
+        "decay of a moving average of the parameters, which evaluation then uses; 0 = none",
+        low=0.0,
+        high=0.99999,
     )
 
     @property
@@ -109,18 +121,23 @@ class Decode:
         "exponent of the length penalty (6.1)",
         low=0.0,
         high=10.0,
-        when=(none_of("decode.strategy", "greedy", "sample"), none_of("decode.length_penalty", "none")),
+        when=(
+            none_of("decode.strategy", "greedy", "sample"),
+            none_of("decode.length_penalty", "none"),
+        ),
     )
     early_stopping: str = _beam_key(
         "exact",
-        "when the search for a sentence ends: once its result can no longer change, once beam_size hypotheses have finished "
-        "(fairseq), or once the most likely one has",
+        "when the search for a sentence ends: once its result can no longer change, once beam_size"
+        " hypotheses have finished (fairseq), or once the most likely one has",
         choices=("exact", "beam_full", "top_finished"),
     )
     max_length_offset: int = decode_key(
         50, "output tokens allowed beyond max_length_ratio * source tokens (6.1)", low=0, high=10**5
     )
-    max_length_ratio: float = decode_key(1.0, "output tokens allowed per source token (6.1)", low=0.0, high=100.0)
+    max_length_ratio: float = decode_key(
+        1.0, "output tokens allowed per source token (6.1)", low=0.0, high=100.0
+    )
     n_best: int = decode_key(
         1,
         "translations returned for each sentence, at most beam_size with beam search",
@@ -134,14 +151,20 @@ class Decode:
         1.0, "sample from the most likely tokens with this total probability", low=1e-6, high=1.0
     )
     epsilon: float = _sampling_key(
-        0.0, "sample from the tokens with at least this probability, or the most likely one; 0 = all", low=0.0, high=1.0
+        0.0,
+        "sample from the tokens with at least this probability, or the most likely one; 0 = all",
+        low=0.0,
+        high=1.0,
     )
     seed: int = _sampling_key(0, "seed of sampling", low=-(2**63), high=2**63 - 1)
-    engine: str = decode_key("jax", "what decodes: the JAX search, or the decoder of an extension", choices=DECODERS)
+    engine: str = decode_key(
+        "jax", "what decodes: the JAX search, or the decoder of an extension", choices=DECODERS
+    )
     precision: str = decode_key(
         "auto",
-        "precision of matrix products where a trained run translates, scores or is evaluated; auto = train.precision, but "
-        "float32 in place of bfloat16 on GPUs before Ampere and on a CPU, so that the output does not depend on the CPU",
+        "precision of matrix products where a trained run translates, scores or is evaluated; auto"
+        " = train.precision, but float32 in place of bfloat16 on GPUs before Ampere and on a CPU,"
+        " so that the output does not depend on the CPU",
         choices=("auto", "float32", "tf32", "bfloat16"),
     )
     batch_size: int = key(
@@ -152,7 +175,10 @@ class Decode:
         mutable=True,
     )
     max_source_length: int = decode_key(
-        1024, "longer sources are truncated to this length, EOS included, and reported", unit="tokens", low=2
+        1024,
+        "longer sources are truncated to this length, EOS included, and reported",
+        unit="tokens",
+        low=2,
     )
 
 
@@ -169,8 +195,8 @@ class Loss:
     )
     logits_chunk_size: int = key(
         0,
-        "target tokens per device whose logits are in memory at once; 0 = chosen by platform. Affects memory and speed, not the "
-        "result",
+        "target tokens per device whose logits are in memory at once; 0 = chosen by platform."
+        " Affects memory and speed, not the result",
         unit="tokens",
         low=0,
         high=2**20,
@@ -182,22 +208,24 @@ class Train:
     steps: int = mutable_key(100_000, "updates to train (5.2)", unit="updates", low=1)
     precision: str = key(
         "auto",
-        "precision of matrix products; parameters, softmax, norms and loss stay float32; auto = bfloat16 on TPU and GPU "
-        "(NVIDIA: Ampere and later), else float32, decided at the first start and kept on resume; float32 = full float32 on "
-        "every device; tf32 = float32 arrays whose products are TensorFloat-32 on "
-        "GPU (Ampere and later), three bfloat16 passes on TPU and float32 on CPU",
+        "precision of matrix products; parameters, softmax, norms and loss stay float32; auto ="
+        " bfloat16 on TPU and GPU (NVIDIA: Ampere and later), else float32, decided at the first"
+        " start and kept on resume; float32 = full float32 on every device; tf32 = float32 arrays"
+        " whose products are TensorFloat-32 on GPU (Ampere and later), three bfloat16 passes on TPU"
+        " and float32 on CPU",
         choices=("auto", "float32", "tf32", "bfloat16"),
         changes=TRANSLATIONS,
     )
     remat: str = mutable_key(
         "none",
-        "what the backward pass recomputes: nothing, everything but matrix products, or whole layers",
+        "what the backward pass recomputes: nothing, everything but matrix products, or whole"
+        " layers",
         choices=("none", "dots", "full"),
     )
     non_finite: str = key(
         "stop",
-        "an update whose loss, gradient or parameters are not finite is never applied; the run then stops (exit code 3) "
-        "or skips it and goes on, up to ten times in a row",
+        "an update whose loss, gradient or parameters are not finite is never applied; the run then"
+        " stops (exit code 3) or skips it and goes on, up to ten times in a row",
         choices=("stop", "skip"),
         mutable=True,
         changes=TRAINING,
@@ -211,12 +239,14 @@ class Eval:
     )
     every_epochs: int = mutable_key(
         0,
-        "epochs between evaluations of the validation loss, each of as many updates as the first pass through the corpus has, or "
-        "by a sample should have; 0 = by every_steps alone",
+        "epochs between evaluations of the validation loss, each of as many updates as the first"
+        " pass through the corpus has, or by a sample should have; 0 = by every_steps alone",
         low=0,
     )
     decode_every_steps: int = mutable_key(
-        0, "updates between decodings of the validation set for the task's main metric; 0 = none", low=0
+        0,
+        "updates between decodings of the validation set for the task's main metric; 0 = none",
+        low=0,
     )
     decode_sentences: int = mutable_key(
         0,
@@ -226,12 +256,16 @@ class Eval:
     )
     metric: str = key(
         "nll",
-        "metric that selects best checkpoints and counts for patience: nll, loss (with label smoothing), ppl, accuracy "
-        "(of tokens), or one of the task's (bleu, chrf, ter ...), computed every eval.decode_every_steps",
+        "metric that selects best checkpoints and counts for patience: nll, loss (with label"
+        " smoothing), ppl, accuracy (of tokens), or one of the task's (bleu, chrf, ter ...),"
+        " computed every eval.decode_every_steps",
         kind=TEXT,
     )
     patience: int = mutable_key(
-        0, "stop after this many evaluations without a better metric; 0 = never", unit="evaluations", low=0
+        0,
+        "stop after this many evaluations without a better metric; 0 = never",
+        unit="evaluations",
+        low=0,
     )
     bootstrap_samples: int = key(
         1000,
@@ -243,9 +277,21 @@ class Eval:
     )
     sacrebleu_tokenizer: str = key(
         "auto",
-        "tokenizer of sacreBLEU; auto = what it recommends for the target language: zh, ja-mecab (Japanese), ko-mecab (Korean), "
-        "flores200 (Thai, Lao, Khmer, Burmese, Shan, Tibetan, Dzongkha), else 13a",
-        choices=("auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "flores101", "flores200", "none"),
+        "tokenizer of sacreBLEU; auto = what it recommends for the target language: zh, ja-mecab"
+        " (Japanese), ko-mecab (Korean), flores200 (Thai, Lao, Khmer, Burmese, Shan, Tibetan,"
+        " Dzongkha), else 13a",
+        choices=(
+            "auto",
+            "13a",
+            "intl",
+            "zh",
+            "ja-mecab",
+            "ko-mecab",
+            "char",
+            "flores101",
+            "flores200",
+            "none",
+        ),
         mutable=True,
         changes=SCORES,
     )
@@ -256,7 +302,9 @@ LOGICAL_AXES = {
     "table": "columns of an embedding",
     "embed": "d_model of a matrix",
     "heads": "heads of an attention matrix",
-    "kv_heads": "heads of keys and values, if model.num_kv_heads makes them fewer; as `heads` if not named",
+    "kv_heads": (
+        "heads of keys and values, if model.num_kv_heads makes them fewer; as `heads` if not named"
+    ),
     "kv": "width of a head",
     "mlp": "d_ff",
     "norm": "scales and biases of a norm",
@@ -270,26 +318,34 @@ DEFAULT_RULES = "vocab=fsdp+tensor embed=fsdp heads=tensor mlp=tensor"
 @dataclass(frozen=True)
 class Mesh:
     data: int = mutable_key(
-        -1, "devices that divide the batch, with replicated parameters; -1 = the remaining devices", low=-1
+        -1,
+        "devices that divide the batch, with replicated parameters; -1 = the remaining devices",
+        low=-1,
     )
-    fsdp: int = mutable_key(1, "devices that divide the batch and the parameters; -1 = the remaining devices", low=-1)
-    tensor: int = mutable_key(1, "devices that divide heads, d_ff and vocabulary; -1 = the remaining devices", low=-1)
+    fsdp: int = mutable_key(
+        1, "devices that divide the batch and the parameters; -1 = the remaining devices", low=-1
+    )
+    tensor: int = mutable_key(
+        1, "devices that divide heads, d_ff and vocabulary; -1 = the remaining devices", low=-1
+    )
     rules: str = mutable_key(
         DEFAULT_RULES,
-        "mesh axes over which each axis of the parameters and their optimizer state is sharded; other axes are not sharded",
+        "mesh axes over which each axis of the parameters and their optimizer state is sharded;"
+        " other axes are not sharded",
         kind=TEXT,
         when=none_of("mesh.fsdp", 1) | none_of("mesh.tensor", 1),
     )
     fsdp_mode: str = mutable_key(
         "full",
-        "what is sharded over the fsdp axis: parameters and optimizer state, or the optimizer state alone (ZeRO-1)",
+        "what is sharded over the fsdp axis: parameters and optimizer state, or the optimizer state"
+        " alone (ZeRO-1)",
         choices=("full", "zero1"),
         when=none_of("mesh.fsdp", 1),
     )
     slices: int = mutable_key(
         0,
-        "groups of devices connected by the data-centre network; only the data axis runs across them; 0 = as the "
-        "devices report",
+        "groups of devices connected by the data-centre network; only the data axis runs across"
+        " them; 0 = as the devices report",
         low=0,
     )
     cpu_devices: int = mutable_key(
@@ -309,11 +365,14 @@ class Mesh:
             chosen = tuple(axis for axis in axes.split("+") if axis)
             if not equals or name not in LOGICAL_AXES or name in rules:
                 raise UserError(
-                    f"config.mesh.rules: {part!r} is not AXIS=MESH_AXIS with each AXIS at most once. Axes: "
+                    f"config.mesh.rules: {part!r} is not AXIS=MESH_AXIS with each AXIS at most"
+                    " once. Axes: "
                     f"{', '.join(f'{axis} ({meaning})' for axis, meaning in LOGICAL_AXES.items())}."
                 )
             if not set(chosen) <= set(MESH_AXES) or len(set(chosen)) < len(chosen):
-                raise UserError(f"config.mesh.rules: {part!r} is not {', '.join(MESH_AXES)} joined by +.")
+                raise UserError(
+                    f"config.mesh.rules: {part!r} is not {', '.join(MESH_AXES)} joined by +."
+                )
             rules[name] = chosen
         rules.setdefault("kv_heads", rules.get("heads", ()))
         return {name: rules.get(name, ()) for name in LOGICAL_AXES}
@@ -322,19 +381,24 @@ class Mesh:
 @dataclass(frozen=True)
 class Distributed:
     initialization_timeout: int = mutable_key(
-        300, "how long the processes of a run wait for each other when they start", unit="seconds", low=1, high=10**6
+        300,
+        "how long the processes of a run wait for each other when they start",
+        unit="seconds",
+        low=1,
+        high=10**6,
     )
     heartbeat_timeout: int = mutable_key(
         30,
-        "time without a heartbeat after which a process counts as dead; JAX itself aborts after twice this and 30 s",
+        "time without a heartbeat after which a process counts as dead; JAX itself aborts after"
+        " twice this and 30 s",
         unit="seconds",
         low=3,
         high=10**6,
     )
     hang_timeout: int = mutable_key(
         900,
-        "a run without progress (an update, a step of an evaluation) for this long writes the stacks of its threads and "
-        "exits; 0 = never",
+        "a run without progress (an update, a step of an evaluation) for this long writes the"
+        " stacks of its threads and exits; 0 = never",
         unit="seconds",
         low=0,
     )
@@ -345,7 +409,9 @@ class Checkpoint:
     every_steps: int = mutable_key(
         1500, "updates between checkpoints (10 minutes of the paper's base, 6.1); 0 = none", low=0
     )
-    every_epochs: int = mutable_key(0, "epochs between checkpoints; 0 = by every_steps alone", low=0)
+    every_epochs: int = mutable_key(
+        0, "epochs between checkpoints; 0 = by every_steps alone", low=0
+    )
     keep_last: int = mutable_key(
         5,
         "newest checkpoints kept",
@@ -354,13 +420,18 @@ class Checkpoint:
     )
     keep_best: int = mutable_key(1, "best checkpoints kept, by eval.metric", low=0)
     average_last: int = mutable_key(
-        0, "number of last checkpoints averaged for the final evaluation; 0 = the last one alone (6.1)", low=0
+        0,
+        "number of last checkpoints averaged for the final evaluation; 0 = the last one alone"
+        " (6.1)",
+        low=0,
     )
 
 
 @dataclass(frozen=True)
 class Log:
-    every_steps: int = mutable_key(50, "updates between lines of metrics.jsonl", unit="updates", low=1)
+    every_steps: int = mutable_key(
+        50, "updates between lines of metrics.jsonl", unit="updates", low=1
+    )
 
 
 @dataclass(frozen=True)
@@ -408,7 +479,9 @@ class Config:
         found = {name: self.value(name) for name in names}
         for name, value in found.items():
             if fields()[name].metadata["kind"] == READ and value and epath.Path(value).is_file():
-                found[name] = f"SHA-256 {hashlib.sha256(epath.Path(value).read_bytes()).hexdigest()}"
+                found[name] = (
+                    f"SHA-256 {hashlib.sha256(epath.Path(value).read_bytes()).hexdigest()}"
+                )
         return found
 
     def with_values(self, values: Mapping[str, Value]) -> "Config":
@@ -421,7 +494,9 @@ class Config:
                 config = dataclasses.replace(config, **{group: changed})
                 continue
             others = {other: keys for other, keys in config.extensions if other != group}
-            config = config.with_extensions(others | ({group: changed} if changed != type(changed)() else {}))
+            config = config.with_extensions(
+                others | ({group: changed} if changed != type(changed)() else {})
+            )
         return config
 
     def with_extensions(self, groups_by_name: Mapping[str, Value]) -> "Config":
@@ -430,8 +505,12 @@ class Config:
         `model.extensions` gets the groups with keys that change the model.
         """
         pairs = tuple((name, groups_by_name[name]) for name in groups() if name in groups_by_name)
-        of_model = tuple(pair for pair in pairs if MODEL in {key.metadata["changes"] for key in keys_of(pair[1])})
-        return dataclasses.replace(self, extensions=pairs, model=dataclasses.replace(self.model, extensions=of_model))
+        of_model = tuple(
+            pair for pair in pairs if MODEL in {key.metadata["changes"] for key in keys_of(pair[1])}
+        )
+        return dataclasses.replace(
+            self, extensions=pairs, model=dataclasses.replace(self.model, extensions=of_model)
+        )
 
 
 CORE_GROUPS: dict[str, type] = {
@@ -454,7 +533,9 @@ def fields() -> dict[str, dataclasses.Field]:
 
     The core's keys come first, in the order of this file, then keys from extensions.
     """
-    return {f"{name}.{item.name}": item for name, group in groups().items() for item in keys_of(group)}
+    return {
+        f"{name}.{item.name}": item for name, group in groups().items() for item in keys_of(group)
+    }
 
 
 def keys_of_kind(*kinds: str) -> tuple[str, ...]:
@@ -472,7 +553,9 @@ def conditions() -> dict[str, tuple[When, ...]]:
     for chooser, item in fields().items():
         ignores = getattr(item.metadata["choices"], "ignores", {})
         for name in dict.fromkeys(ignored for names in ignores.values() for ignored in names):
-            found[name].append(none_of(chooser, *(row for row, names in ignores.items() if name in names)))
+            found[name].append(
+                none_of(chooser, *(row for row, names in ignores.items() if name in names))
+            )
     return {name: tuple(conditions) for name, conditions in found.items() if conditions}
 
 

@@ -54,7 +54,9 @@ def decompressed(raw: IO[bytes], form: str) -> Any:
         require("pyarrow", "arrow", "a .zst file")
         import pyarrow  # takes 0.1 s
 
-        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd"))
+        return io.BufferedReader(
+            pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd")
+        )
     return raw
 
 

@@ -17,7 +17,13 @@ from t2t_flax.config.data_keys import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.corpus import Corpus
 from t2t_flax.data.file_hashes import INDEX, hash_files
-from t2t_flax.data.hooks import control_symbols, data_hooks, draws_pairs, training_reader, training_stream
+from t2t_flax.data.hooks import (
+    control_symbols,
+    data_hooks,
+    draws_pairs,
+    training_reader,
+    training_stream,
+)
 from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of, tags_of
 from t2t_flax.data.progress import Report, silent
 from t2t_flax.data.sources import JoinedSource, ScoredPairs, Source
@@ -70,7 +76,14 @@ def batches_of(config: Config, corpus: Corpus, *, shards: int = 1) -> Batches:
     """
     reader = training_reader(config, corpus.train, corpus.tokenizers)
     make = training_stream(config)
-    return Batches(corpus.train, config.data, seed=config.seed.data, shards=shards, make_stream=make, reader=reader)
+    return Batches(
+        corpus.train,
+        config.data,
+        seed=config.seed.data,
+        shards=shards,
+        make_stream=make,
+        reader=reader,
+    )
 
 
 log = logging.getLogger("t2t_flax")
@@ -112,7 +125,9 @@ def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenS
     check_reachable(cache)
     training_policies(config).as_stored()  # report errors before minutes of hashing and training
     source = split_source(task, "train")
-    others = [split_source(task, name) for split in ("valid", "test") for name in _sets(config)[split]]
+    others = [
+        split_source(task, name) for split in ("valid", "test") for name in _sets(config)[split]
+    ]
     _remove_leftovers(cache)
     hash_files((file for one in (source, *others) for file in one.files), cache / INDEX, report)
     tokenizers = _tokenizers(task, workdir, source, report)
@@ -135,7 +150,9 @@ def _remove_leftovers(cache: epath.Path) -> None:
 
     Users may keep other files there, which stay. Does not wait for other processes.
     """
-    for match in filter(None, map(_LEFTOVER.fullmatch, [] if is_remote(cache) else list_names(cache))):
+    for match in filter(
+        None, map(_LEFTOVER.fullmatch, [] if is_remote(cache) else list_names(cache))
+    ):
         with (
             contextlib.suppress(UserError, OSError),  # being written, or owned by another account
             exclusive_writer(cache / match[1], "prepare", wait=False),
@@ -143,7 +160,9 @@ def _remove_leftovers(cache: epath.Path) -> None:
             """Entering the context removes half-written files."""
 
 
-def _prepared_by_lead(group: ProcessGroup | None, prepare: Callable[[], list[TokenStore]]) -> list[TokenStore]:
+def _prepared_by_lead(
+    group: ProcessGroup | None, prepare: Callable[[], list[TokenStore]]
+) -> list[TokenStore]:
     """Return the stores that `prepare` makes on process 0.
 
     The other processes wait and open the same ones.
@@ -152,7 +171,9 @@ def _prepared_by_lead(group: ProcessGroup | None, prepare: Callable[[], list[Tok
         return prepare()
     stores = prepare() if group.index == 0 else None
     folders = [(str(store.origin), store.digest) for store in stores or ()]
-    prepared = json.loads(group.broadcast("prepared data", json.dumps(folders), _PREPARATION_TIMEOUT))
+    prepared = json.loads(
+        group.broadcast("prepared data", json.dumps(folders), _PREPARATION_TIMEOUT)
+    )
     return stores or [_open_prepared(*store) for store in prepared]
 
 
@@ -160,8 +181,8 @@ def _open_prepared(folder: str, digest: str) -> TokenStore:
     store = find_store(folder, digest)
     if store is None:
         raise UserError(
-            f"{folder} was prepared by process 0 and is not visible here: config.data.cache, or the workdir, must be a "
-            "folder that all hosts share."
+            f"{folder} was prepared by process 0 and is not visible here: config.data.cache, or the"
+            " workdir, must be a folder that all hosts share."
         )
     return store
 
@@ -192,7 +213,9 @@ def split_source(task: DataTask, split: str) -> Source:
         return _open(task, of, split, spec, key)
     except UserError as error:
         if ";" in spec:
-            raise UserError(f"{error}. Several sets need names: --config.data.{of}='{FORM}'.") from None
+            raise UserError(
+                f"{error}. Several sets need names: --config.data.{of}='{FORM}'."
+            ) from None
         raise
 
 
@@ -201,8 +224,8 @@ def _open(task: DataTask, split: str, name: str, spec: str, key: str) -> Source:
     source = task.of_set(name).open_source(spec, key=key)
     if split != "train" and source.reasons:
         raise UserError(
-            f"{key} = {spec!r} drops pairs {' or '.join(source.reasons.values())}, but all pairs of validation and "
-            "test sets are scored: write a file of those that you want."
+            f"{key} = {spec!r} drops pairs {' or '.join(source.reasons.values())}, but all pairs of"
+            " validation and test sets are scored: write a file of those that you want."
         )
     if split != "train":
         source = ScoredPairs(source)
@@ -218,8 +241,8 @@ def _training_source(task: DataTask) -> Source:
         source = _open(task, "train", name, one, key)
         if source.reference_count > 1:
             raise UserError(
-                f"{key} = {one!r} names {source.reference_count} targets, but training text is SRC,TGT. Several "
-                "references are for config.data.valid and config.data.test."
+                f"{key} = {one!r} names {source.reference_count} targets, but training text is"
+                " SRC,TGT. Several references are for config.data.valid and config.data.test."
             )
         parts.append(source)
     return parts[0] if len(parts) == 1 else JoinedSource(spec, parts)
@@ -260,11 +283,17 @@ def check_sources(task: DataTask, splits: Sequence[str] = ("train", "valid", "te
                 try:
                     next(part.pairs())
                 except OSError as error:
-                    raise UserError(f"config.data.{split} = {part.spec!r} cannot be read: {error}.") from None
+                    raise UserError(
+                        f"config.data.{split} = {part.spec!r} cannot be read: {error}."
+                    ) from None
 
 
 def split_store(
-    task: DataTask, workdir: epath.Path, split: str, tokenizers: TokenizerPair, group: ProcessGroup | None = None
+    task: DataTask,
+    workdir: epath.Path,
+    split: str,
+    tokenizers: TokenizerPair,
+    group: ProcessGroup | None = None,
 ) -> TokenStore:
     """Return the token store of a split.
 
@@ -308,12 +337,14 @@ def _split_store(
 
 
 _TOKENIZER_KEYS = (
-    "task tokenizer vocab_size joint_vocabulary tokenizer_sentences character_coverage byte_fallback normalization "
-    "split_digits max_length on_too_long"
+    "task tokenizer vocab_size joint_vocabulary tokenizer_sentences character_coverage"
+    " byte_fallback normalization split_digits max_length on_too_long"
 ).split()
 
 
-def _tokenizers(task: DataTask, workdir: epath.Path, source: Source, report: Report) -> TokenizerPair:
+def _tokenizers(
+    task: DataTask, workdir: epath.Path, source: Source, report: Report
+) -> TokenizerPair:
     config = task.config
     data, folder = config.data, workdir / "tokenizer"
     cache = epath.Path(_cache(config, workdir))
@@ -325,7 +356,9 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source, report: Rep
         model_file = epath.Path(data.root or ".") / data.tokenizer_model
         pair = stored if stored and not model_file.exists() else TokenizerPair.load(model_file)
     else:
-        if stored and stored.source.target_languages.keys() != languages_of(control_symbols(config)):
+        if stored and stored.source.target_languages.keys() != languages_of(
+            control_symbols(config)
+        ):
             raise _other_tokenizer(folder)  # fail before one is trained
         pair = _trained_tokenizers(task, cache, source, report)
     if data.tokenizer_model and not initial:
@@ -348,9 +381,10 @@ def _check_symbols(tokenizer: Tokenizer, symbols: Mapping[str, str]) -> None:
     for symbol, key in symbols.items():
         if symbol not in tokenizer.control_symbols:
             raise UserError(
-                f"config.{key}: the source tokenizer has no control symbol {symbol}. A tokenizer that a run trains has it; one "
-                "in config.data.tokenizer_model must be a SentencePiece model trained with "
-                f"--control_symbols={','.join(symbols)}, and that of another run must have been made for them."
+                f"config.{key}: the source tokenizer has no control symbol {symbol}. A tokenizer"
+                " that a run trains has it; one in config.data.tokenizer_model must be a"
+                f" SentencePiece model trained with --control_symbols={','.join(symbols)}, and that"
+                " of another run must have been made for them."
             )
 
 
@@ -360,8 +394,10 @@ def _check_languages(tokenizer: Tokenizer, source: Source) -> None:
         first = next((text for text, _ in part.pairs() if text.strip()), "")
         if tokenizer.lacks_language(first):
             raise UserError(
-                f"{part.spec}: the tokenizer has symbols of the languages to write ({', '.join(tokenizer.target_languages)}), "
-                f"such as <2{min(tokenizer.target_languages)}>, with one of which each source sentence must begin: {first!r}"
+                f"{part.spec}: the tokenizer has symbols of the languages to write"
+                f" ({', '.join(tokenizer.target_languages)}), such as"
+                f" <2{min(tokenizer.target_languages)}>, with one of which each source sentence"
+                f" must begin: {first!r}"
             )
 
 
@@ -371,7 +407,9 @@ def _warn_of_unwritable(tokenizer: Tokenizer, source: Source) -> None:
     The warning gives their share among the part's first targets.
     """
     for part in source.parts:
-        rows = itertools.islice(enumerate(part.rows()), max(20, _CHECKED_TARGETS // len(source.parts)))
+        rows = itertools.islice(
+            enumerate(part.rows()), max(20, _CHECKED_TARGETS // len(source.parts))
+        )
         targets = [(i, row[1]) for i, row in rows if not isinstance(row, str)]
         if changed := [(i, text) for i, text in targets if tokenizer.changes(text)]:
             i, text = changed[0]
@@ -387,18 +425,22 @@ def _warn_of_unwritable(tokenizer: Tokenizer, source: Source) -> None:
 
 def _other_tokenizer(folder: epath.Path) -> UserError:
     return UserError(
-        f"{folder} is not the tokenizer of this config and data: the training text, or a tokenizer key, has changed since "
-        "the run began. Use another --workdir."
+        f"{folder} is not the tokenizer of this config and data: the training text, or a tokenizer"
+        " key, has changed since the run began. Use another --workdir."
     )
 
 
-def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source, report: Report) -> TokenizerPair:
+def _trained_tokenizers(
+    task: DataTask, cache: epath.Path, source: Source, report: Report
+) -> TokenizerPair:
     data, symbols = task.config.data, list(control_symbols(task.config))
     plain = TokenizerText(source, training_policies(task.config), report)
     text: Source = plain
     for hook in data_hooks(task.config):
         text = hook.transform("tokenizer", "train", text)
-    settings = {key: getattr(data, key) for key in _TOKENIZER_KEYS} | TOKENIZERS.load(data.tokenizer).inputs(data)
+    settings = {key: getattr(data, key) for key in _TOKENIZER_KEYS} | TOKENIZERS.load(
+        data.tokenizer
+    ).inputs(data)
     settings |= {"filters": [one.as_stored() for one in plain.filters]}
     settings |= {key: task.config.value(key) for key in task.tokenizer_keys}
     settings |= {"control_symbols": symbols, "tags": tags_of(source)}
@@ -415,8 +457,9 @@ def _check_vocab_size(pair: TokenizerPair, config: Config) -> None:
         size = getattr(pair, side).vocab_size
         if size > config.data.vocab_size:
             raise UserError(
-                f"config.data.vocab_size = {config.data.vocab_size} is smaller than the {size} pieces of the {side} "
-                f"tokenizer in config.data.tokenizer_model = {config.data.tokenizer_model}: set it to {size}."
+                f"config.data.vocab_size = {config.data.vocab_size} is smaller than the {size}"
+                f" pieces of the {side} tokenizer in config.data.tokenizer_model ="
+                f" {config.data.tokenizer_model}: set it to {size}."
             )
     if config.data.joint_vocabulary and pair.source.digest != pair.target.digest:
         raise UserError(

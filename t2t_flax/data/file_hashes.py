@@ -84,7 +84,10 @@ def hash_files(
         found = dict(zip(new, _hash([paths[i] for i in new], report), strict=True))
         for i in new:
             if file_state(paths[i]) != states[i]:
-                raise UserError(f"{paths[i]} changed while it was read: wait until it is complete, and start again")
+                raise UserError(
+                    f"{paths[i]} changed while it was read: wait until it is complete, and start"
+                    " again"
+                )
             _known[_name(paths[i])] = states[i] or [], found[i]
             if (state := states[i]) and _is_settled(paths[i], state):
                 stored[_name(paths[i])] = [state, *found[i]]

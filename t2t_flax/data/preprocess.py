@@ -141,7 +141,11 @@ class Policies:
 
     def as_stored(self) -> dict[str, Any]:
         """Return the policies as JSON; part of a store's digest."""
-        stored = {name: value for name, value in vars(self).items() if name not in ("filters", "keep_texts")}
+        stored = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("filters", "keep_texts")
+        }
         stored |= {"keep_texts": True} if self.keep_texts else {}
         for pair_filter in self.filters:
             stored |= pair_filter.as_stored()
@@ -167,14 +171,20 @@ class Encoder:
         encode = [self.tokenizers.source.encode, self.tokenizers.target.encode_text]
         chunk = Chunk(self.part, collections.Counter(pairs_read=len(pairs)))
         encoded: list[list[list[int]]] = [
-            [] if isinstance(pair, str) else [one(text) for one, text in zip(encode, pair, strict=True)]
+            (
+                []
+                if isinstance(pair, str)
+                else [one(text) for one, text in zip(encode, pair, strict=True)]
+            )
             for pair in pairs
         ]
         reasons, long = self._reasons(pairs, encoded)
         chunk.dropped = [(i, reason) for i, reason in enumerate(reasons) if reason]
         chunk.counts["dropped"] = len(chunk.dropped)
         chunk.counts.update(reason for _, reason in chunk.dropped)
-        chunk.counts["truncated"] = sum(not reasons[i] for i in long) if policies.on_too_long == "truncate" else 0
+        chunk.counts["truncated"] = (
+            sum(not reasons[i] for i in long) if policies.on_too_long == "truncate" else 0
+        )
         kept: tuple[list, list] = [], []
         for ids in (ids for ids, reason in zip(encoded, reasons, strict=True) if not reason):
             for side, of_side, eos in zip(kept, ids, (policies.source_eos, True), strict=True):
@@ -193,7 +203,9 @@ class Encoder:
             chunk.sides += [_as_bytes([text[side] for text in texts]) for side in (0, 1)]
         return chunk
 
-    def _reasons(self, pairs: list[Unread], encoded: list[list[list[int]]]) -> tuple[list[str], list[int]]:
+    def _reasons(
+        self, pairs: list[Unread], encoded: list[list[list[int]]]
+    ) -> tuple[list[str], list[int]]:
         """Return the reasons for dropping pairs, and the pairs that are too long.
 
         Returns:
@@ -225,7 +237,9 @@ class Encoder:
 
 def _as_bytes(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
     encoded = [text.encode() for text in texts]
-    return np.frombuffer(b"".join(encoded), np.uint8), np.fromiter(map(len, encoded), np.int32, len(encoded))
+    return np.frombuffer(b"".join(encoded), np.uint8), np.fromiter(
+        map(len, encoded), np.int32, len(encoded)
+    )
 
 
 def prepare_split(
@@ -256,7 +270,18 @@ def prepare_split(
     local = local_path(folder, digest)
     with exclusive_writer(local, "prepare") as alone:
         if not find_store(local, digest):  # another process may have written it during the wait
-            _write(source, tokenizers, local, policies, recipe, digest, alone, num_workers, report, name)
+            _write(
+                source,
+                tokenizers,
+                local,
+                policies,
+                recipe,
+                digest,
+                alone,
+                num_workers,
+                report,
+                name,
+            )
             upload(folder, local)
         return TokenStore.open(local, epath.Path(folder))
 
@@ -273,13 +298,17 @@ def _write(
     shown = dict(source.reasons) | {f.reason: f.shown for f in policies.filters}
     sizes = [*tokenizers.vocab_sizes, *([BYTES, BYTES] if policies.keep_texts else [])]
     of_sources: list[collections.Counter[str]] = [collections.Counter() for _ in source.parts]
-    encode = functools.partial(encode_all, Encoder(tokenizers, policies), source, num_workers, report=report)
+    encode = functools.partial(
+        encode_all, Encoder(tokenizers, policies), source, num_workers, report=report
+    )
     check = functools.partial(_check_unchanged, source, recipe["source_fingerprint"])
     # In object stores each file takes a request, so one check at the end is enough.
     often = (lambda: None) if any(map(is_remote, source.files)) else check
     # Without a lock another process may write the same shards.
     kept = (
-        kept_chunks(encode, local, sizes, f"{digest} {CHUNK_PAIRS}", often) if alone else contextlib.closing(encode())
+        kept_chunks(encode, local, sizes, f"{digest} {CHUNK_PAIRS}", often)
+        if alone
+        else contextlib.closing(encode())
     )
 
     def say() -> None:
@@ -304,8 +333,12 @@ def _write(
         if shown:
             writer.meta["reasons"] = shown
         if len(of_sources) > 1:
-            writer.meta["pairs_of_sources"] = [counts["pairs_read"] - counts["dropped"] for counts in of_sources]
-            writer.meta["counts_of_sources"] = [{name: counts[name] for name in names} for counts in of_sources]
+            writer.meta["pairs_of_sources"] = [
+                counts["pairs_read"] - counts["dropped"] for counts in of_sources
+            ]
+            writer.meta["counts_of_sources"] = [
+                {name: counts[name] for name in names} for counts in of_sources
+            ]
 
 
 def _check_unchanged(source: Source, fingerprint: str) -> None:
@@ -317,7 +350,8 @@ def _check_unchanged(source: Source, fingerprint: str) -> None:
         if source.fingerprint() == fingerprint:
             return
     raise UserError(
-        f"{source.spec} changed while its pairs were tokenized: wait until it is complete, and run prepare again"
+        f"{source.spec} changed while its pairs were tokenized: wait until it is complete, and run"
+        " prepare again"
     )
 
 
@@ -346,7 +380,9 @@ def tags_of(source: Source) -> list[str]:
     return [part.tag for part in source.parts]
 
 
-def _require_nonempty(source: Source, counts: dict[str, int], policies: Policies, shown: dict[str, str]) -> None:
+def _require_nonempty(
+    source: Source, counts: dict[str, int], policies: Policies, shown: dict[str, str]
+) -> None:
     if counts["dropped"] == counts["pairs_read"]:
         long = f"with a side longer than config.data.max_length = {policies.max_length} tokens"
         reasons = counted(counts, {"empty": EMPTY, "too_long": long} | shown)
@@ -392,10 +428,14 @@ def rows_of(
     return rows
 
 
-def _encode_part(encoder: Encoder, chunks: Iterator[list[Unread]], num_workers: int) -> Generator[Chunk, None, None]:
+def _encode_part(
+    encoder: Encoder, chunks: Iterator[list[Unread]], num_workers: int
+) -> Generator[Chunk, None, None]:
     inline = None if num_workers == 1 else INLINE_PAIRS // CHUNK_PAIRS
     yield from map(encoder, itertools.islice(chunks, inline))
     first = next(chunks, None)
     if first is not None:
         with Workers(encoder, num_workers, does="tokenizes") as workers:
-            yield from workers.map(zip(itertools.chain([first], chunks)), num_workers * CHUNKS_IN_FLIGHT)
+            yield from workers.map(
+                zip(itertools.chain([first], chunks)), num_workers * CHUNKS_IN_FLIGHT
+            )

@@ -19,7 +19,11 @@ def silent(stage: str, done: int, total: int | None, unit: str) -> None:
 
 
 def reported(
-    pairs: Iterable[Item], numbers: Iterator[int], stage: str, report: Report, total: Callable[[], int | None]
+    pairs: Iterable[Item],
+    numbers: Iterator[int],
+    stage: str,
+    report: Report,
+    total: Callable[[], int | None],
 ) -> Iterator[Item]:
     """Yield the pairs, and report a stage that consists in reading them.
 

@@ -77,7 +77,9 @@ def kept_chunks(
 
 
 def _remove_forgotten(folder: Path) -> None:
-    for match in filter(None, map(re.compile(rf"(.+){re.escape(SUFFIX)}{_KEY}").fullmatch, list_names(folder))):
+    for match in filter(
+        None, map(re.compile(rf"(.+){re.escape(SUFFIX)}{_KEY}").fullmatch, list_names(folder))
+    ):
         with contextlib.suppress(UserError, OSError):  # being written, or owned by another account
             if time.time() - (folder / match[0]).stat().st_mtime > _WEEK:
                 with exclusive_writer(folder / match[1], "prepare", wait=False):
@@ -85,7 +87,11 @@ def _remove_forgotten(folder: Path) -> None:
 
 
 def _chunks(
-    folder: Path, done: int, new: Iterator[Chunk], vocab_sizes: Sequence[int], check: Callable[[], None]
+    folder: Path,
+    done: int,
+    new: Iterator[Chunk],
+    vocab_sizes: Sequence[int],
+    check: Callable[[], None],
 ) -> Iterator[Chunk]:
     for number in range(done):
         yield from _read(folder / str(number))

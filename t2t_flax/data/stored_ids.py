@@ -58,7 +58,9 @@ class StoredIds:
         first = np.flatnonzero(np.diff(index, prepend=index[0] - 2) != 1)
         sizes = np.diff(first, append=len(index)) * self.dtype.itemsize
         begins = index[first] * self.dtype.itemsize
-        read = b"".join(map(os.pread, itertools.repeat(self._file.fileno()), sizes.tolist(), begins.tolist()))
+        read = b"".join(
+            map(os.pread, itertools.repeat(self._file.fileno()), sizes.tolist(), begins.tolist())
+        )
         if len(read) != len(index) * self.dtype.itemsize:
             raise damaged(self._path.parent, f"{self._path.name} has become shorter")
         return np.frombuffer(read, self.dtype)
@@ -72,7 +74,9 @@ Another process may have replaced or deleted the file since.
 
 
 def _of_file(key: tuple, dtype: np.dtype, is_small: bool) -> StoredIds:
-    return _in_use.get(key) or StoredIds(key[0], np.asarray(np.memmap(key[0], dtype, "r")), is_small)
+    return _in_use.get(key) or StoredIds(
+        key[0], np.asarray(np.memmap(key[0], dtype, "r")), is_small
+    )
 
 
 def _read_ahead(file: io.FileIO) -> None:
@@ -81,7 +85,10 @@ def _read_ahead(file: io.FileIO) -> None:
     Reading one sentence after another would take minutes, since each is in another place.
     """
     size = os.fstat(file.fileno()).st_size
-    if hasattr(os, "posix_fadvise") and size <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4:
+    if (
+        hasattr(os, "posix_fadvise")
+        and size <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    ):
         for begin in range(0, size, _READ_AHEAD):
             os.posix_fadvise(file.fileno(), begin, _READ_AHEAD, os.POSIX_FADV_WILLNEED)
 
@@ -120,4 +127,6 @@ def positions(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 def damaged(folder: os.PathLike | str, problem: str) -> UserError:
     """Return the error for a store whose files have changed."""
-    return UserError(f"the token store {folder} is damaged: {problem}; delete the folder and run prepare again")
+    return UserError(
+        f"the token store {folder} is damaged: {problem}; delete the folder and run prepare again"
+    )

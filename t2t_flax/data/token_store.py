@@ -19,7 +19,14 @@ from etils import epath
 from t2t_flax.data.sources import counted
 from t2t_flax.data.stored_ids import Sentences, StoredIds, damaged
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_directory, by_storage, file_state, is_remote, list_names, read_if_exists
+from t2t_flax.filesystem import (
+    atomic_directory,
+    by_storage,
+    file_state,
+    is_remote,
+    list_names,
+    read_if_exists,
+)
 from t2t_flax.json_file import parse_json
 
 FORMAT_VERSION = 2
@@ -71,12 +78,19 @@ class TokenStore:
         self.digest: str = meta.get("digest", "")
         """Digest of the store's inputs: corpus, tokenizers, policies."""
         self.is_small = (
-            sum(path.stat().st_size for path in map(folder.joinpath, files_of(meta)) if path.exists()) <= _SMALL
+            sum(
+                path.stat().st_size
+                for path in map(folder.joinpath, files_of(meta))
+                if path.exists()
+            )
+            <= _SMALL
         )
         """True if the whole store may be mapped at once."""
         self._maps: list[mmap.mmap] = []
         self._sides = {side: self._map(side) for side in stored_sides(meta)}
-        self._ids = [StoredIds(folder / f"{side}.ids", self._sides[side][0], self.is_small) for side in SIDES]
+        self._ids = [
+            StoredIds(folder / f"{side}.ids", self._sides[side][0], self.is_small) for side in SIDES
+        ]
         self._sentences_mapped = 0
         self.source_lengths, self.target_lengths = (self._sides[side][2] for side in SIDES)
 
@@ -92,8 +106,8 @@ class TokenStore:
             raise UserError(f"there is no token store at {folder}; run prepare")
         if meta["format_version"] != FORMAT_VERSION:
             raise UserError(
-                f"the token store {folder} has format {meta['format_version']}, this version of t2t_flax reads "
-                f"{FORMAT_VERSION}; delete the folder and run prepare again"
+                f"the token store {folder} has format {meta['format_version']}, this version of"
+                f" t2t_flax reads {FORMAT_VERSION}; delete the folder and run prepare again"
             )
         store = cls(folder, meta, origin)
         _verify(folder, meta)
@@ -119,8 +133,12 @@ class TokenStore:
         for part in np.split(pairs, np.flatnonzero(np.diff(pairs // _PAIRS_MAPPED)) + 1):
             parts.append([array[part] for array in arrays])
             self._release()
-        source_offsets, source_lengths, *of_target = (np.concatenate(of_array) for of_array in zip(*parts, strict=True))
-        return Sentences(self._ids[0], source_offsets, source_lengths), Sentences(self._ids[1], *of_target)
+        source_offsets, source_lengths, *of_target = (
+            np.concatenate(of_array) for of_array in zip(*parts, strict=True)
+        )
+        return Sentences(self._ids[0], source_offsets, source_lengths), Sentences(
+            self._ids[1], *of_target
+        )
 
     def texts(self, i: int) -> tuple[str, str]:
         """Return the source text (its tag included) and the target text of pair i.
@@ -194,7 +212,9 @@ class TokenStore:
 
     def _map(self, side: str) -> _Arrays:
         side_meta = self.meta[side]
-        ids = self._file(side, "ids", np.dtype(side_meta["dtype"]).newbyteorder("<"), side_meta["tokens"])
+        ids = self._file(
+            side, "ids", np.dtype(side_meta["dtype"]).newbyteorder("<"), side_meta["tokens"]
+        )
         offsets = self._file(side, "offsets", OFFSET, self.num_pairs)
         return ids, offsets, self._file(side, "lengths", LENGTH, self.num_pairs)
 
@@ -202,7 +222,10 @@ class TokenStore:
         path = self.folder / f"{side}.{part}"
         size = path.stat().st_size if path.exists() else 0
         if size != count * dtype.itemsize:
-            raise damaged(self.folder, f"{path.name} has {size} bytes, meta.json says {count * dtype.itemsize}")
+            raise damaged(
+                self.folder,
+                f"{path.name} has {size} bytes, meta.json says {count * dtype.itemsize}",
+            )
         if not count:
             return np.zeros(0, dtype)
         mapped = np.memmap(path, dtype, "r")
@@ -226,7 +249,11 @@ def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
     A store of an older format gives None, too. Raises UserError for a damaged store and for a
     folder with something else.
     """
-    return TokenStore.open(Path(folder), epath.Path(folder)) if matches(read_meta(epath.Path(folder)), digest) else None
+    return (
+        TokenStore.open(Path(folder), epath.Path(folder))
+        if matches(read_meta(epath.Path(folder)), digest)
+        else None
+    )
 
 
 @by_storage
@@ -247,12 +274,17 @@ def stored_sides(meta: Mapping[str, Any]) -> list[str]:
 
 def files_of(meta: Mapping[str, Any]) -> list[str]:
     """Return the names of a store's files beside meta.json."""
-    return [f"{side}.{part}" for side in stored_sides(meta) for part in ("ids", "lengths", "offsets")]
+    return [
+        f"{side}.{part}" for side in stored_sides(meta) for part in ("ids", "lengths", "offsets")
+    ]
 
 
 def matches(meta: dict | None, digest: str) -> bool:
     """Return whether metadata belong to a store with this digest in today's format."""
-    return meta is not None and (meta.get("digest"), meta["format_version"]) == (digest, FORMAT_VERSION)
+    return meta is not None and (meta.get("digest"), meta["format_version"]) == (
+        digest,
+        FORMAT_VERSION,
+    )
 
 
 def read_meta(folder: Path | epath.Path) -> dict | None:
@@ -275,7 +307,7 @@ def read_meta(folder: Path | epath.Path) -> dict | None:
     except (ValueError, KeyError, TypeError):
         raise UserError(
             f"{folder} is not a token store, or a damaged one (no readable meta.json); "
-            f"delete the folder and run prepare again, or name another"
+            "delete the folder and run prepare again, or name another"
         ) from None
 
 
@@ -285,7 +317,9 @@ def _verify(folder: Path, meta: dict[str, Any]) -> None:
     Reads nothing if the files are unchanged since they were last verified. Raises UserError that
     names the first damaged file.
     """
-    state = {name: [meta["crc32"][name], *(file_state(folder / name) or ())] for name in files_of(meta)}
+    state = {
+        name: [meta["crc32"][name], *(file_state(folder / name) or ())] for name in files_of(meta)
+    }
     with contextlib.suppress(OSError, ValueError):
         if parse_json((folder / VERIFIED).read_text()) == state:
             return
@@ -321,7 +355,8 @@ class StoreWriter:
         self.folder = Path(folder)
         self._names, self._vocab_sizes = (*SIDES, *TEXTS)[: len(vocab_sizes)], vocab_sizes
         self._dtypes = [
-            np.dtype("<u1" if size <= 1 << 8 else "<u2" if size <= 1 << 16 else "<i4") for size in vocab_sizes
+            np.dtype("<u1" if size <= 1 << 8 else "<u2" if size <= 1 << 16 else "<i4")
+            for size in vocab_sizes
         ]
         self._pairs = 0
         self._tokens, self._longest = [0] * len(vocab_sizes), [0] * len(vocab_sizes)
@@ -334,7 +369,10 @@ class StoreWriter:
         with contextlib.ExitStack() as stack:
             self._partial = stack.enter_context(atomic_directory(self.folder))
             stack.push(self._write_meta)
-            self._files = {name: stack.enter_context(open(self._partial / name, "wb")) for name in self._checksums}
+            self._files = {
+                name: stack.enter_context(open(self._partial / name, "wb"))
+                for name in self._checksums
+            }
             self._stack = stack.pop_all()
         return self
 
@@ -351,7 +389,10 @@ class StoreWriter:
         for n, (side, (ids, lengths)) in enumerate(zip(self._names, sides, strict=True)):
             ids = np.asarray(ids)
             if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_sizes[n]:
-                raise ValueError(f"{side}: ids {ids.min()} to {ids.max()}, a vocabulary of {self._vocab_sizes[n]}")
+                raise ValueError(
+                    f"{side}: ids {ids.min()} to {ids.max()}, a vocabulary of"
+                    f" {self._vocab_sizes[n]}"
+                )
             ends = self._tokens[n] + np.cumsum(lengths, dtype=np.int64)
             self._put(side, "ids", ids.astype(self._dtypes[n]).tobytes())
             self._put(side, "lengths", np.asarray(lengths).astype(LENGTH).tobytes())
@@ -377,5 +418,11 @@ class StoreWriter:
             }
             for n, side in enumerate(self._names)
         }
-        meta = {"format_version": FORMAT_VERSION, "pairs": self._pairs, **sides, "crc32": self._checksums, **self.meta}
+        meta = {
+            "format_version": FORMAT_VERSION,
+            "pairs": self._pairs,
+            **sides,
+            "crc32": self._checksums,
+            **self.meta,
+        }
         (self._partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")

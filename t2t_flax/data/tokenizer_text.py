@@ -51,10 +51,16 @@ class TokenizerText(Source):
         Filters see only the pairs that were drawn, so the pairs that they drop make the sample
         smaller.
         """
-        numbered = (zip(itertools.repeat(number), pairs) for number, pairs in enumerate(self.candidates()))
+        numbered = (
+            zip(itertools.repeat(number), pairs) for number, pairs in enumerate(self.candidates())
+        )
         drawn = draw_pairs(itertools.chain.from_iterable(numbered), count).pairs
         of_parts = itertools.groupby(drawn, key=operator.itemgetter(0))
-        kept = [pair for number, pairs in of_parts for pair in self.kept(number, (pair for _, pair in pairs))]
+        kept = [
+            pair
+            for number, pairs in of_parts
+            for pair in self.kept(number, (pair for _, pair in pairs))
+        ]
         if not kept:
             raise self.nothing_left()
         self.report("train the tokenizer", 0, None, "")
@@ -80,7 +86,9 @@ class TokenizerText(Source):
             self._dropped[row if isinstance(row, str) else "empty"] += 1
             return None
         if max(map(len, row)) > self.longest:
-            source, target = (text if len(text) <= self.longest else " ".join(text.split()) for text in row)
+            source, target = (
+                text if len(text) <= self.longest else " ".join(text.split()) for text in row
+            )
             if self.policies.on_too_long == "truncate":
                 return source[: self.longest], target[: self.longest]
             if self.policies.on_too_long == "drop" and max(len(source), len(target)) > self.longest:
@@ -97,7 +105,12 @@ class TokenizerText(Source):
         part, rest = self.source.parts[number], iter(pairs)
         while chunk := [*itertools.islice(rest, CHUNK_PAIRS)]:
             for one in self.filters:
-                drops = one.drops([Pair(part.without_tag(source), target, (), (), number) for source, target in chunk])
+                drops = one.drops(
+                    [
+                        Pair(part.without_tag(source), target, (), (), number)
+                        for source, target in chunk
+                    ]
+                )
                 self._dropped[one.reason] += sum(drops)
                 chunk = [pair for pair, drop in zip(chunk, drops, strict=True) if not drop]
             yield from chunk
@@ -110,4 +123,6 @@ class TokenizerText(Source):
             "too_long": "too long",
             **{one.reason: one.shown for one in self.filters},
         }
-        return UserError(f"{self.spec}: no pair is left to train a tokenizer on: {counted(self._dropped, shown)}")
+        return UserError(
+            f"{self.spec}: no pair is left to train a tokenizer on: {counted(self._dropped, shown)}"
+        )

@@ -96,7 +96,10 @@ class Tokenizer(abc.ABC):
         They name the language to write (Johnson et al. 2017, section 3). If there are any, source
         texts begin with one.
         """
-        return {code: self.control_symbols[f"<2{code}>"] for code in sorted(languages_of(self.control_symbols))}
+        return {
+            code: self.control_symbols[f"<2{code}>"]
+            for code in sorted(languages_of(self.control_symbols))
+        }
 
     def lacks_language(self, text: str) -> bool:
         """Return whether a source text lacks a target language's symbol that it needs.
@@ -104,7 +107,9 @@ class Tokenizer(abc.ABC):
         A blank text needs no symbol.
         """
         languages = self.target_languages
-        return bool(languages and text.strip()) and not set(self.split(text)[0]) & set(languages.values())
+        return bool(languages and text.strip()) and not set(self.split(text)[0]) & set(
+            languages.values()
+        )
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
@@ -178,7 +183,9 @@ class SentencePieceTokenizer(Tokenizer):
         self._to_model = [*special[:3], *(i for i in range(len(model)) if i not in special)]
         ours = {theirs: i for i, theirs in enumerate(self._to_model)}
         self._from_model = ours if self._to_model != list(range(len(model))) else None
-        self.control_symbols = {model.id_to_piece(i): ours[i] for i in self._to_model[3:] if model.is_control(i)}
+        self.control_symbols = {
+            model.id_to_piece(i): ours[i] for i in self._to_model[3:] if model.is_control(i)
+        }
 
     @property
     def vocab_size(self):
@@ -195,7 +202,10 @@ class SentencePieceTokenizer(Tokenizer):
         return self._processor.decode([self._model_id(i) for i in ids if i not in (PAD, EOS)])
 
     def pieces(self, ids):
-        return [SPECIAL[i] if 0 <= i <= UNK else self._processor.id_to_piece(self._model_id(i)) for i in ids]
+        return [
+            SPECIAL[i] if 0 <= i <= UNK else self._processor.id_to_piece(self._model_id(i))
+            for i in ids
+        ]
 
     def _model_id(self, i: int) -> int:
         if not 0 <= i < len(self._to_model):
@@ -203,7 +213,9 @@ class SentencePieceTokenizer(Tokenizer):
         return self._to_model[int(i)]
 
     @staticmethod
-    def train(texts: Iterable[str], data: Data, control_symbols: Sequence[str] = ()) -> "SentencePieceTokenizer":
+    def train(
+        texts: Iterable[str], data: Data, control_symbols: Sequence[str] = ()
+    ) -> "SentencePieceTokenizer":
         """Train a SentencePiece model under the keys of `data`.
 
         The keys are tokenizer ("bpe" | "unigram"), vocab_size, character_coverage, byte_fallback,
@@ -218,9 +230,14 @@ class SentencePieceTokenizer(Tokenizer):
         sentences = (split_symbols(text, control_symbols)[1] for text in texts)
         sample = [sentence for sentence in sentences if sentence.strip()]
         if not sample:
-            raise UserError("there is no text to train a tokenizer on: every sentence is empty, or dropped by filters")
+            raise UserError(
+                "there is no text to train a tokenizer on: every sentence is empty, or dropped by"
+                " filters"
+            )
         model = io.BytesIO()
-        symbols: dict[str, Any] = {"control_symbols": list(control_symbols)} if control_symbols else {}
+        symbols: dict[str, Any] = (
+            {"control_symbols": list(control_symbols)} if control_symbols else {}
+        )
         try:
             SentencePieceTrainer.train(
                 sentence_iterator=iter(sample),
@@ -249,15 +266,16 @@ class SentencePieceTokenizer(Tokenizer):
 def _vocab_size_error(message: str, data: Data, sentences: int) -> UserError | None:
     if high := re.search(r"too high \(\d+\).*<= (\d+)", message):
         return UserError(
-            f"config.data.vocab_size = {data.vocab_size} is too large: {sentences} sentences of text give at most "
-            f"{high[1]} {data.tokenizer} pieces; set config.data.vocab_size to {high[1]} or less, or give more text"
+            f"config.data.vocab_size = {data.vocab_size} is too large: {sentences} sentences of"
+            f" text give at most {high[1]} {data.tokenizer} pieces; set config.data.vocab_size to"
+            f" {high[1]} or less, or give more text"
         )
     if low := re.search(r"required_chars. \d+ vs (\d+)", message):
         fallback = " and the 256 bytes of config.data.byte_fallback" if data.byte_fallback else ""
         return UserError(
-            f"config.data.vocab_size = {data.vocab_size} is too small: the characters of the text, the special pieces"
-            f"{fallback} alone need {low[1]}; set config.data.vocab_size to {low[1]} or more, or lower "
-            "config.data.character_coverage"
+            f"config.data.vocab_size = {data.vocab_size} is too small: the characters of the text,"
+            f" the special pieces{fallback} alone need {low[1]}; set config.data.vocab_size to"
+            f" {low[1]} or more, or lower config.data.character_coverage"
         )
     return None
 
@@ -277,12 +295,17 @@ def load_tokenizer(path: epath.PathLike) -> Tokenizer:
     except (ValueError, TypeError, KeyError):
         kind = ""
     try:
-        return TOKENIZER_FILES.load(kind)(data) if kind in TOKENIZER_FILES else SentencePieceTokenizer(data)
+        return (
+            TOKENIZER_FILES.load(kind)(data)
+            if kind in TOKENIZER_FILES
+            else SentencePieceTokenizer(data)
+        )
     except UserError:
         raise
     except Exception as error:  # the library raises any error for another or a damaged file
         raise UserError(
-            f"{path} is not a tokenizer; expected a SentencePiece model, or a vocabulary that t2t_flax wrote ({error})."
+            f"{path} is not a tokenizer; expected a SentencePiece model, or a vocabulary that"
+            f" t2t_flax wrote ({error})."
         ) from error
 
 
@@ -323,7 +346,9 @@ class TokenizerPair:
     def is_complete(folder: epath.PathLike) -> bool:
         """Return whether the folder holds every file that `save` writes."""
         folder = epath.Path(folder)
-        joint, *sides = (folder / name for name in ("tokenizer.model", "source.model", "target.model"))
+        joint, *sides = (
+            folder / name for name in ("tokenizer.model", "source.model", "target.model")
+        )
         return joint.exists() or all(side.exists() for side in sides)
 
     @staticmethod
@@ -339,18 +364,27 @@ class TokenizerPair:
             return TokenizerPair(tokenizer, tokenizer)
         sides = path / "source.model", path / "target.model"
         if not all(side.exists() for side in sides):
-            raise UserError(f"no tokenizer in {path}: expected tokenizer.model, or source.model and target.model")
+            raise UserError(
+                f"no tokenizer in {path}: expected tokenizer.model, or source.model and"
+                " target.model"
+            )
         return TokenizerPair(*map(load_tokenizer, sides))
 
 
-def train_tokenizers(source: Source, data: Data, control_symbols: Sequence[str] = ()) -> TokenizerPair:
+def train_tokenizers(
+    source: Source, data: Data, control_symbols: Sequence[str] = ()
+) -> TokenizerPair:
     """Train one tokenizer on both sides (section 5.1), or one for each side.
 
     Without `data.joint_vocabulary` there is one for each side, and the source's has the control
     symbols. Raises UserError as `Tokenizer.train` does.
     """
     kind, joint = TOKENIZERS.load(data.tokenizer), data.joint_vocabulary
-    sample = None if kind.READS_ALL else source.sample(max(1, data.tokenizer_sentences // (2 if joint else 1)))
+    sample = (
+        None
+        if kind.READS_ALL
+        else source.sample(max(1, data.tokenizer_sentences // (2 if joint else 1)))
+    )
     if joint:
         texts = itertools.chain.from_iterable(source.pairs() if sample is None else sample)
         both = kind.train(texts, data, control_symbols)
@@ -359,7 +393,9 @@ def train_tokenizers(source: Source, data: Data, control_symbols: Sequence[str] 
     for i, side in enumerate(("source", "target")):
         pairs = source.pairs() if sample is None else sample
         try:
-            sides.append(kind.train((pair[i] for pair in pairs), data, () if i else control_symbols))
+            sides.append(
+                kind.train((pair[i] for pair in pairs), data, () if i else control_symbols)
+            )
         except UserError as error:
             raise UserError(f"{side} side of {source.spec}: {error}") from None
     return TokenizerPair(*sides)

@@ -42,7 +42,9 @@ class Workers(Generic[Result]):
         context = multiprocessing.get_context("spawn")
         # Not an Event: setting one waits for its waiters, and forever for a waiter that was killed.
         self._closed = context.RawValue(ctypes.c_bool, False)
-        self._pool = ProcessPoolExecutor(count, context, initializer=_start, initargs=(function, self._closed))
+        self._pool = ProcessPoolExecutor(
+            count, context, initializer=_start, initargs=(function, self._closed)
+        )
 
     def __enter__(self) -> "Workers[Result]":
         return self
@@ -89,8 +91,9 @@ class Workers(Generic[Result]):
 
     def _broken(self) -> UserError:
         return UserError(
-            f"a process that {self._does} was killed or could not start (out of memory, or a script without "
-            "`if __name__ == '__main__':`); set config.data.num_workers = 1 to do it in this process"
+            f"a process that {self._does} was killed or could not start (out of memory, or a script"
+            " without `if __name__ == '__main__':`); set config.data.num_workers = 1 to do it in"
+            " this process"
         )
 
 
@@ -106,10 +109,14 @@ _closed: ctypes.c_bool
 def _start(function: Callable[..., Any], closed: ctypes.c_bool) -> None:
     global _function, _closed
     _function, _closed = function, closed
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the workers
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the parent ends the workers
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda *_: threading.Thread(target=_exit_after_parent, daemon=True).start())
+            signal.signal(
+                number, lambda *_: threading.Thread(target=_exit_after_parent, daemon=True).start()
+            )
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 

@@ -59,7 +59,8 @@ def encode_lines(
     """
     if prefixes is not None and len(prefixes) != len(lines):
         raise UserError(
-            f"{len(prefixes)} prefixes for {len(lines)} lines: expected one prefix (possibly empty) per line."
+            f"{len(prefixes)} prefixes for {len(lines)} lines: expected one prefix (possibly empty)"
+            " per line."
         )
     eos = [EOS] if source_eos else []
     limit = source_limit(config, model) - len(eos)
@@ -68,7 +69,10 @@ def encode_lines(
     cut = [len(ids) > limit for ids in sources]
     sources = [ids[:limit] + eos if ids else [] for ids in sources]
     forced = [encode_prefix(p) if p else [] for p in prefixes or [""] * len(lines)]
-    caps = [output_cap(config, model, len(ids), len(prefix)) for ids, prefix in zip(sources, forced, strict=True)]
+    caps = [
+        output_cap(config, model, len(ids), len(prefix))
+        for ids, prefix in zip(sources, forced, strict=True)
+    ]
     return EncodedLines(sources, forced, cut, caps)
 
 

@@ -15,7 +15,15 @@ import jax.numpy as jnp
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.decoding.search_loop import IMPOSSIBLE, SearchResult, Sentences, forced_tokens, log_sum_exp, take, top_k
+from t2t_flax.decoding.search_loop import (
+    IMPOSSIBLE,
+    SearchResult,
+    Sentences,
+    forced_tokens,
+    log_sum_exp,
+    take,
+    top_k,
+)
 
 
 def length_penalty(length, alpha: float, kind: str = "gnmt"):
@@ -24,7 +32,9 @@ def length_penalty(length, alpha: float, kind: str = "gnmt"):
     Args:
         kind: "gnmt", ((5 + L) / 6)^alpha of Wu et al. 2016; "power", L^alpha; or "none", 1.
     """
-    return {"gnmt": (5.0 + length) / 6.0, "power": 1.0 * length, "none": 1.0 + 0.0 * length}[kind] ** alpha
+    return {"gnmt": (5.0 + length) / 6.0, "power": 1.0 * length, "none": 1.0 + 0.0 * length}[
+        kind
+    ] ** alpha
 
 
 @flax.struct.dataclass
@@ -90,10 +100,14 @@ class BeamSearch:
 
     def advance(self, sentences: Sentences, position, state: BeamState, logits_BxKxV):
         K = self.beam_size
-        log_probs_BxKxC, tokens_BxKxC = continuations(logits_BxKxV, 2 * K, forced_tokens(sentences, position))
+        log_probs_BxKxC, tokens_BxKxC = continuations(
+            logits_BxKxV, 2 * K, forced_tokens(sentences, position)
+        )
         totals_BxKxC = state.alive_log_probs_BxK[..., None] + log_probs_BxKxC
         # At most K of the 2K candidates end (one per beam), so K always continue.
-        log_probs_Bx2K, flat_Bx2K = jax.lax.top_k(totals_BxKxC.reshape(len(totals_BxKxC), -1), 2 * K)
+        log_probs_Bx2K, flat_Bx2K = jax.lax.top_k(
+            totals_BxKxC.reshape(len(totals_BxKxC), -1), 2 * K
+        )
         parents_Bx2K = flat_Bx2K // totals_BxKxC.shape[2]
         tokens_Bx2K = take(tokens_BxKxC.reshape(len(tokens_BxKxC), -1), flat_Bx2K)
         ends_Bx2K = tokens_Bx2K == EOS
@@ -103,10 +117,20 @@ class BeamSearch:
         alive = jax.lax.top_k(alive_Bx2K, K)
         top_B = ends_Bx2K[:, 0] & (log_probs_Bx2K[:, 0] > -jnp.inf)
         ended_Bx2K = jnp.where(ends_Bx2K, log_probs_Bx2K, -jnp.inf)
-        return self.extend(sentences, position, state, parents_Bx2K, tokens_Bx2K, ended_Bx2K, alive, top_B)
+        return self.extend(
+            sentences, position, state, parents_Bx2K, tokens_Bx2K, ended_Bx2K, alive, top_B
+        )
 
     def extend(
-        self, sentences: Sentences, position, state: BeamState, parents_BxN, tokens_BxN, ended_BxN, alive, top_B
+        self,
+        sentences: Sentences,
+        position,
+        state: BeamState,
+        parents_BxN,
+        tokens_BxN,
+        ended_BxN,
+        alive,
+        top_B,
     ):
         """Return the result of `advance` for N candidates, each a token after its parent.
 
@@ -128,7 +152,10 @@ class BeamSearch:
         def finished(old, new):
             return take(jnp.concatenate([old, new], 1), best_BxK)
 
-        top_finished_B, best_alive_B = state.top_finished_B | top_B, jnp.max(alive_log_probs_BxK, axis=1)
+        top_finished_B, best_alive_B = (
+            state.top_finished_B | top_B,
+            jnp.max(alive_log_probs_BxK, axis=1),
+        )
         if self.early_stopping == "beam_full":
             enough_B = finished_scores_BxK[:, -1] > -jnp.inf
         elif self.early_stopping == "top_finished":
@@ -146,7 +173,9 @@ class BeamSearch:
             finished_BxKxT=finished(state.finished_BxKxT, sequences_BxNxT),
             finished_scores_BxK=finished_scores_BxK,
             finished_log_probs_BxK=finished(state.finished_log_probs_BxK, ended_BxN),
-            finished_lengths_BxK=finished(state.finished_lengths_BxK, jnp.full_like(tokens_BxN, length)),
+            finished_lengths_BxK=finished(
+                state.finished_lengths_BxK, jnp.full_like(tokens_BxN, length)
+            ),
         )
         return new, None if K == 1 else take(parents_BxN, alive_index_BxK)
 
@@ -174,10 +203,14 @@ class BeamSearch:
         def pick(finished, alive):
             return take(jnp.concatenate([finished, alive], 1), best_BxN)
 
-        lengths_BxN = pick(jnp.where(finished_BxK, state.finished_lengths_BxK, 0), alive_lengths_BxK)
+        lengths_BxN = pick(
+            jnp.where(finished_BxK, state.finished_lengths_BxK, 0), alive_lengths_BxK
+        )
         tokens_BxNxT = pick(state.finished_BxKxT, state.alive_BxKxT)
         return SearchResult(
-            tokens=jnp.where(jnp.arange(tokens_BxNxT.shape[2]) < lengths_BxN[..., None], tokens_BxNxT, PAD),
+            tokens=jnp.where(
+                jnp.arange(tokens_BxNxT.shape[2]) < lengths_BxN[..., None], tokens_BxNxT, PAD
+            ),
             scores=pick(state.finished_scores_BxK, alive_scores_BxK),
             log_probs=pick(state.finished_log_probs_BxK, state.alive_log_probs_BxK),
             lengths=lengths_BxN,

@@ -90,7 +90,9 @@ class Sampling:
             done_B=jnp.all(ended_BxK, axis=1) | (position + 1 >= sentences.caps_B),
             last_BxK=tokens_BxK,
             tokens_BxKxT=state.tokens_BxKxT.at[:, :, position].set(tokens_BxK),
-            log_probs_BxK=jnp.where(state.ended_BxK, state.log_probs_BxK, state.log_probs_BxK + log_probs_BxK),
+            log_probs_BxK=jnp.where(
+                state.ended_BxK, state.log_probs_BxK, state.log_probs_BxK + log_probs_BxK
+            ),
             lengths_BxK=jnp.where(state.ended_BxK, state.lengths_BxK, position + 1),
             ended_BxK=ended_BxK,
         )
@@ -119,11 +121,17 @@ class Sampling:
             last_BxK = nucleus_size(cumulative_BxKxC, self.top_p) - 1
             total_BxK = _take(cumulative_BxKxC, last_BxK)
         else:
-            last_BxK = weights_BxKxC.shape[-1] - 1 - jnp.argmax(jnp.flip(weights_BxKxC > 0, -1), axis=-1)
+            last_BxK = (
+                weights_BxKxC.shape[-1] - 1 - jnp.argmax(jnp.flip(weights_BxKxC > 0, -1), axis=-1)
+            )
             total_BxK = cumulative_BxKxC[..., -1]
         # Inverts the cumulative distribution at a uniform number: takes the first token above it.
-        uniform_BxK = jax.vmap(jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, position))))(keys_BxK)
-        drawn_BxK = jnp.sum(cumulative_BxKxC <= (uniform_BxK * total_BxK)[..., None], axis=-1, dtype=jnp.int32)
+        uniform_BxK = jax.vmap(
+            jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, position)))
+        )(keys_BxK)
+        drawn_BxK = jnp.sum(
+            cumulative_BxKxC <= (uniform_BxK * total_BxK)[..., None], axis=-1, dtype=jnp.int32
+        )
         # Each cumulative sum is added up in its own order, so one can be larger than a later one.
         drawn_BxK = jnp.minimum(drawn_BxK, last_BxK.astype(jnp.int32))
         return drawn_BxK if ids_BxKxC is None else _take(ids_BxKxC, drawn_BxK)
@@ -132,7 +140,10 @@ class Sampling:
         log_probs_BxK = state.log_probs_BxK
         found_BxK = log_probs_BxK > -jnp.inf
         tokens_BxKxT = jnp.where(found_BxK[..., None], state.tokens_BxKxT, PAD)
-        lengths_BxK, finished_BxK = jnp.where(found_BxK, state.lengths_BxK, 0), state.ended_BxK & found_BxK
+        lengths_BxK, finished_BxK = (
+            jnp.where(found_BxK, state.lengths_BxK, 0),
+            state.ended_BxK & found_BxK,
+        )
         return SearchResult(tokens_BxKxT, log_probs_BxK, log_probs_BxK, lengths_BxK, finished_BxK)
 
 
@@ -161,7 +172,9 @@ def random_keys(seed: int, ids_B: jax.Array, num_samples: int) -> jax.Array:
 @jax.jit(static_argnums=2)
 def _keys(key, ids_B, num_samples: int):
     sentence_keys_B = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids_B.astype(jnp.uint32))
-    return jax.vmap(lambda k: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(num_samples)))(sentence_keys_B)
+    return jax.vmap(
+        lambda k: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(num_samples))
+    )(sentence_keys_B)
 
 
 def nucleus_size(cumulative: jax.Array, top_p: float) -> jax.Array:
@@ -170,7 +183,9 @@ def nucleus_size(cumulative: jax.Array, top_p: float) -> jax.Array:
     Args:
         cumulative: cumulative weights of tokens in decreasing order [..., C], not normalized.
     """
-    return 1 + jnp.sum(cumulative[..., :-1] < top_p * cumulative[..., -1:], axis=-1, dtype=jnp.int32)
+    return 1 + jnp.sum(
+        cumulative[..., :-1] < top_p * cumulative[..., -1:], axis=-1, dtype=jnp.int32
+    )
 
 
 def _take(x_BxKxC: jax.Array, index_BxK: jax.Array) -> jax.Array:

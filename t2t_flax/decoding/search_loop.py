@@ -119,7 +119,11 @@ def forced_tokens(sentences: Sentences, position: jax.Array) -> jax.Array | None
     0 = not forced.
     """
     prefix_BxP = sentences.more.get("prefix")
-    return None if prefix_BxP is None else jnp.take(prefix_BxP, position, axis=1, mode="fill", fill_value=PAD)
+    return (
+        None
+        if prefix_BxP is None
+        else jnp.take(prefix_BxP, position, axis=1, mode="fill", fill_value=PAD)
+    )
 
 
 def run_search(
@@ -140,7 +144,10 @@ def run_search(
         cache: consumed.
         lengths: number of tokens that fit in the cache, then the sizes to which it grows.
     """
-    shared, self_cache = {name: tree for name, tree in cache.items() if name != "self"}, cache["self"]
+    shared, self_cache = (
+        {name: tree for name, tree in cache.items() if name != "self"},
+        cache["self"],
+    )
     position, length = 0, lengths[0]
     state = _start(search, sentences, length)
     while True:
@@ -148,7 +155,9 @@ def run_search(
         stop = min(position + steps, length)
         # jnp.int32 would be a program.
         bounds = jax.device_put((np.int32(position), np.int32(stop)))
-        state, self_cache, all_done = run_stage(step_fn, search, params, shared, sentences, *bounds, state, self_cache)
+        state, self_cache, all_done = run_stage(
+            step_fn, search, params, shared, sentences, *bounds, state, self_cache
+        )
         position = stop
         if all_done:
             return _result(search, sentences, state)
@@ -229,7 +238,9 @@ def run_stage(step_fn, search, params, shared, sentences, position, stop, state,
             cache = shared | {"self": self_cache, "sentences": sentences}
             logits_BxKxV, cache = step_fn(params, state.last_BxK, position, cache)
             new, parents_BxK = search.advance(sentences, position, state, logits_BxKxV)
-            self_cache = cache["self"] if parents_BxK is None else _reorder(cache["self"], parents_BxK)
+            self_cache = (
+                cache["self"] if parents_BxK is None else _reorder(cache["self"], parents_BxK)
+            )
             return position + 1, _keep_done(state, new), self_cache
 
         return jax.lax.while_loop(not_done, next_token, (position, state, self_cache))[1:]
@@ -255,7 +266,9 @@ def _independent_rows() -> PartitionSpec | None:
 
 def _reorder(self_cache: PyTree, parents_BxK: jax.Array) -> PyTree:
     pick = functools.partial(take, index_BxN=parents_BxK)
-    return jax.tree.map(lambda x: x.reorder(pick) if _is_cache(x) else pick(x), self_cache, is_leaf=_is_cache)
+    return jax.tree.map(
+        lambda x: x.reorder(pick) if _is_cache(x) else pick(x), self_cache, is_leaf=_is_cache
+    )
 
 
 def take(x_BxMx: jax.Array, index_BxN: jax.Array) -> jax.Array:
@@ -311,7 +324,9 @@ def log_sum_exp(x: jax.Array) -> jax.Array:
     if rest.shape[-1]:
         largest = jnp.maximum(largest, jnp.max(rest, axis=-1, keepdims=True))
     sums = jnp.sum(jnp.exp(groups - largest[..., None]), axis=-1)
-    total = jnp.sum(sums, axis=-1, keepdims=True) + jnp.sum(jnp.exp(rest - largest), axis=-1, keepdims=True)
+    total = jnp.sum(sums, axis=-1, keepdims=True) + jnp.sum(
+        jnp.exp(rest - largest), axis=-1, keepdims=True
+    )
     return jnp.log(total) + largest
 
 

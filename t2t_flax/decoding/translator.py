@@ -99,7 +99,12 @@ class Translator:
         *,
         at_once: int = 1,
     ):
-        self._model, self._tokenizers, self._mesh, self._config = model, tokenizers, mesh, config.decode
+        self._model, self._tokenizers, self._mesh, self._config = (
+            model,
+            tokenizers,
+            mesh,
+            config.decode,
+        )
         self._source_eos, self._at_once = config.data.source_eos, at_once
         self._rows = mesh_lib.named(mesh, mesh_lib.ROWS)
         self._strategy: Search = SEARCHES.load(config.decode.strategy)(config, tokenizers)
@@ -133,8 +138,12 @@ class Translator:
         """
         model, eos = self._model.config, self._source_eos
         lines, more = self._prepare(lines, first_line)
-        encoded = encode_lines(self._tokenizers, model, self._config, lines, prefixes, source_eos=eos)
-        translations = [empty_translation(self._tokenizers, self._config, ids) for ids in encoded.prefixes]
+        encoded = encode_lines(
+            self._tokenizers, model, self._config, lines, prefixes, source_eos=eos
+        )
+        translations = [
+            empty_translation(self._tokenizers, self._config, ids) for ids in encoded.prefixes
+        ]
         if longest := max(map(len, encoded.prefixes), default=0):
             more["prefix"] = padded(encoded.prefixes, len(lines), round_up(longest, PREFIX_LENGTHS))
         params = in_compute_type(self._model, params)
@@ -150,10 +159,14 @@ class Translator:
             caps_B, ids_B = np.ones(rows, np.int32), np.zeros(rows, np.int32)
             caps_B[: len(indices)] = [encoded.caps[i] for i in indices]
             ids_B[: len(indices)] = [(first_line + i) % 2**31 for i in indices]
-            sentences = Sentences(caps_B, more={name: _rows(x[indices], rows) for name, x in more.items()})
+            sentences = Sentences(
+                caps_B, more={name: _rows(x[indices], rows) for name, x in more.items()}
+            )
             arrays = source_BxS, ids_B, sentences
             with self._first_compiles((batch.shape, *shapes), compiling):
-                result = self._decode(params, *jax.tree.map(functools.partial(_put, self._rows), arrays))
+                result = self._decode(
+                    params, *jax.tree.map(functools.partial(_put, self._rows), arrays)
+                )
                 result = jax.device_get(mesh_lib.replicated(result, self._mesh))
             return batch, [self._hypotheses(result, b) for b in range(len(indices))]
 
@@ -199,7 +212,9 @@ class Translator:
             ids = ids[:-1] if finished else ids
             text = line_of(self._tokenizers, ids)
             score, log_prob = float(result.scores[b, n]), float(result.log_probs[b, n])
-            hypotheses.append(Hypothesis(text, tuple(ids), score, log_prob, bool(ids) and not finished))
+            hypotheses.append(
+                Hypothesis(text, tuple(ids), score, log_prob, bool(ids) and not finished)
+            )
         return tuple(hypotheses)
 
 
@@ -208,7 +223,9 @@ def line_of(tokenizers: TokenizerPair, ids: Sequence[int]) -> str:
     return tokenizers.target.decode(ids).replace("\n", " ")
 
 
-def empty_translation(tokenizers: TokenizerPair, config: Decode, prefix: Sequence[int]) -> Translation:
+def empty_translation(
+    tokenizers: TokenizerPair, config: Decode, prefix: Sequence[int]
+) -> Translation:
     """Return the translation of an empty line: its prefix, n_best times."""
     text = line_of(tokenizers, list(prefix)) if prefix else ""
     return Translation((Hypothesis(text, tuple(prefix), 0.0, 0.0, False),) * config.n_best)
@@ -223,7 +240,9 @@ class DecodeStep:
 
     model: Transformer
 
-    def start(self, params: Params, source_BxS: jax.Array, sentences: Sentences, width: int, length: int) -> Cache:
+    def start(
+        self, params: Params, source_BxS: jax.Array, sentences: Sentences, width: int, length: int
+    ) -> Cache:
         """Return the cache before the first token, with room for `length` tokens.
 
         Args:
@@ -241,7 +260,9 @@ class DecodeStep:
         return result
 
     def __call__(self, params, tokens_BxK, position, cache):
-        return self.model.apply({"params": params}, tokens_BxK, position, cache, method="decode_step")
+        return self.model.apply(
+            {"params": params}, tokens_BxK, position, cache, method="decode_step"
+        )
 
 
 def in_compute_type(model: Transformer, params: Params) -> Params:
@@ -250,7 +271,9 @@ def in_compute_type(model: Transformer, params: Params) -> Params:
     They are cast once instead of in every decoding step. The model rounds each matrix wherever it
     reads it, so nothing else changes.
     """
-    if model.dtype == jnp.float32 or all(x.dtype == model.dtype for x in jax.tree.leaves(params) if x.ndim > 1):
+    if model.dtype == jnp.float32 or all(
+        x.dtype == model.dtype for x in jax.tree.leaves(params) if x.ndim > 1
+    ):
         return params
     return _cast(model.dtype, params)
 
@@ -266,7 +289,9 @@ def start_search(model: Transformer, params, source_BxS, beam_size: int, length:
 
     See `Transformer.start_cache`.
     """
-    return by_rows(model.apply({"params": params}, source_BxS, beam_size, length, method="start_cache"))
+    return by_rows(
+        model.apply({"params": params}, source_BxS, beam_size, length, method="start_cache")
+    )
 
 
 def _put(sharding: jax.sharding.Sharding, x: np.ndarray) -> jax.Array:
@@ -330,7 +355,9 @@ class JaxDecoder(Decoder):
     def __init__(self, model: Any):
         self.dtype, self._params = np.dtype(model.model.dtype).name, model.params
         at_once = batches_at_once(model.mesh)
-        self._translator = Translator(model.model, model.tokenizers, model.mesh, model.config, at_once=at_once)
+        self._translator = Translator(
+            model.model, model.tokenizers, model.mesh, model.config, at_once=at_once
+        )
 
     def translate(self, lines, **options) -> list[Translation]:
         return self._translator.translate(self._params, lines, **options)

@@ -76,7 +76,9 @@ class ProcessGroup:
     def get(self, key: str, seconds: float) -> str:
         """Wait for the value of `key`. Raises ProcessGroupError after `seconds`."""
         if self._client is not None:
-            return self._call(self._client.blocking_key_value_get, f"t2t_flax/{key}", int(seconds * 1000))
+            return self._call(
+                self._client.blocking_key_value_get, f"t2t_flax/{key}", int(seconds * 1000)
+            )
         if key not in self._own:
             raise ProcessGroupError(f"no value of {key}")
         return self._own[key]
@@ -99,7 +101,9 @@ class ProcessGroup:
         """
         if self._client is not None:
             number = next(self._barriers)
-            self._call(self._client.wait_at_barrier, f"t2t_flax/{name}/{number}", int(seconds * 1000))
+            self._call(
+                self._client.wait_at_barrier, f"t2t_flax/{name}/{number}", int(seconds * 1000)
+            )
 
     def all_gather(self, name: str, value: str = "", seconds: float = MINUTES) -> list[str]:
         """Return each process's `value`, in all processes.
@@ -116,7 +120,9 @@ class ProcessGroup:
         except ProcessGroupError as error:
             here = self.entries(f"gather/{number}")
             if absent := [self.name_of(i) for i in range(self.count) if str(i) not in here]:
-                raise ProcessGroupError(f"{', '.join(absent)} did not come to {name}: {error}") from error
+                raise ProcessGroupError(
+                    f"{', '.join(absent)} did not come to {name}: {error}"
+                ) from error
             raise
         values = self.entries(f"gather/{number}")
         return [values[str(i)] for i in range(self.count)]
@@ -160,8 +166,9 @@ def initialize(config: Distributed) -> ProcessGroup:
     place += f", coordinator at {address['coordinator_address']}" if address else ""
     print(f"{place}: waiting at most {seconds} s for the others", flush=True)
     late = (
-        f"t2t_flax: {place}: the processes of this run did not all start within config.distributed.initialization_timeout = "
-        f"{seconds} s. Start the same command on every host, with the address and a free port of process 0."
+        f"t2t_flax: {place}: the processes of this run did not all start within"
+        f" config.distributed.initialization_timeout = {seconds} s. Start the same command on every"
+        " host, with the address and a free port of process 0."
     )
     # JAX's own timeout aborts the process with a stack trace, so ours comes first.
     timer = threading.Timer(seconds, end, (FAILURE, late))
@@ -176,7 +183,9 @@ def initialize(config: Distributed) -> ProcessGroup:
             shutdown_timeout_seconds=15,
         )
     except Exception as error:
-        raise ProcessGroupError(f"{place}: this process could not join the others ({first_line(error)}).") from error
+        raise ProcessGroupError(
+            f"{place}: this process could not join the others ({first_line(error)})."
+        ) from error
     finally:
         timer.cancel()
     from jax._src.distributed import global_state  # its client has no public name
@@ -197,8 +206,8 @@ def require_single_process(command: str) -> None:
     """Raise UserError if `command` runs in one of several processes."""
     if place := place_among_several():
         raise UserError(
-            f"{command} runs in a single process, and this is {place}: start it on one host, without the variables of a run of "
-            "several processes."
+            f"{command} runs in a single process, and this is {place}: start it on one host,"
+            " without the variables of a run of several processes."
         )
 
 
@@ -224,7 +233,11 @@ def _place() -> tuple[str, dict[str, Any]]:
     hosts = (e.get("TPU_WORKER_HOSTNAMES") or e.get("TPU_PROCESS_ADDRESSES") or "").split(",")
     if len(hosts) > 1:
         return f"TPU worker {e.get('TPU_WORKER_ID')} of {len(hosts)}", {}
-    has_tpu = os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0") and importlib.util.find_spec("libtpu")
+    has_tpu = (
+        os.path.exists("/dev/accel0")
+        or os.path.exists("/dev/vfio/0")
+        and importlib.util.find_spec("libtpu")
+    )
     return _TPU_VM if has_tpu and e.get("JAX_PLATFORMS", "tpu").startswith("tpu") else "", {}
 
 
@@ -232,15 +245,23 @@ def _place_by_hand() -> tuple[str, dict[str, Any]]:
     names = ("T2T_NUM_PROCESSES", "T2T_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
     count, index, address = values = [os.environ.get(name, "") for name in names]
     host, _, port = address.rpartition(":")
-    if not (host and count.isdecimal() and index.isdecimal() and port.isdecimal() and int(index) < int(count)):
+    if not (
+        host
+        and count.isdecimal()
+        and index.isdecimal()
+        and port.isdecimal()
+        and int(index) < int(count)
+    ):
         given = ", ".join(f"{name} = {value!r}" for name, value in zip(names, values, strict=True))
         raise UserError(
-            f"{given}: a process of several needs the number of processes N, its own number from 0 to N - 1, and HOST:PORT of "
-            "process 0."
+            f"{given}: a process of several needs the number of processes N, its own number from 0"
+            " to N - 1, and HOST:PORT of process 0."
         )
     if int(count) == 1:
         return "", {}
-    address_of_all = dict(num_processes=int(count), process_id=int(index), coordinator_address=address)
+    address_of_all = dict(
+        num_processes=int(count), process_id=int(index), coordinator_address=address
+    )
     return f"process {index} of {count}", address_of_all
 
 
@@ -248,7 +269,14 @@ def broken_connection(error: BaseException) -> bool:
     """Return whether `error` came because another process is gone."""
     return isinstance(error, ProcessGroupError) or any(
         word in str(error)
-        for word in ("Gloo", "gloo", "NCCL", "oordination service", "CoordinationService", "BarrierError")
+        for word in (
+            "Gloo",
+            "gloo",
+            "NCCL",
+            "oordination service",
+            "CoordinationService",
+            "BarrierError",
+        )
     )
 
 
@@ -273,8 +301,9 @@ def check_shared(group: ProcessGroup, folder, flag: str) -> None:
     blind = [group.name_of(i) for i, answer in enumerate(answers) if answer]
     if blind:
         raise UserError(
-            f"{flag} {folder} is not shared: {', '.join(blind)} cannot see what {group.name_of(0)} writes there. Several "
-            "hosts need a folder that all of them see, such as a network mount."
+            f"{flag} {folder} is not shared: {', '.join(blind)} cannot see what {group.name_of(0)}"
+            " writes there. Several hosts need a folder that all of them see, such as a network"
+            " mount."
         )
 
 

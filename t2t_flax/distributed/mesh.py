@@ -33,7 +33,12 @@ PyTree: TypeAlias = Any
 Params: TypeAlias = Mapping[str, Any]
 """Tree of dicts with the parameters of a model or of a run."""
 # Rules for the activations that the model constrains; config.mesh.rules is for parameters.
-ACTIVATION_RULES = (("batch", ("data", "fsdp")), ("length", None), ("act_embed", None), ("act_heads", "tensor"))
+ACTIVATION_RULES = (
+    ("batch", ("data", "fsdp")),
+    ("length", None),
+    ("act_embed", None),
+    ("act_heads", "tensor"),
+)
 
 REPLICATED = PartitionSpec()
 ROWS = PartitionSpec(("data", "fsdp"))  # [B, ...]
@@ -54,17 +59,22 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> jax.sharding.M
         shape[shape.index(-1)] = max(1, len(devices) // given)
     if math.prod(shape) != len(devices):
         raise UserError(
-            f"config.mesh data x fsdp x tensor = {' x '.join(map(str, shape))} does not give the {len(devices)} "
-            "devices there are: set data to -1, and fsdp and tensor to sizes whose product divides them."
+            f"config.mesh data x fsdp x tensor = {' x '.join(map(str, shape))} does not give the"
+            f" {len(devices)} devices there are: set data to -1, and fsdp and tensor to sizes whose"
+            " product divides them."
         )
     slices = slices_of(devices, config.slices)
     if shape[0] % len(slices):
         raise UserError(
-            f"config.mesh.data = {shape[0]} is not a multiple of the {len(slices)} slices: only the data axis may run "
-            "over the data-centre network, so fsdp x tensor must fit into one slice."
+            f"config.mesh.data = {shape[0]} is not a multiple of the {len(slices)} slices: only the"
+            " data axis may run over the data-centre network, so fsdp x tensor must fit into one"
+            " slice."
         )
     inner = [shape[0] // len(slices), *shape[1:]]
-    grids = [mesh_utils.create_device_mesh(inner, each, allow_split_physical_axes=True) for each in slices]
+    grids = [
+        mesh_utils.create_device_mesh(inner, each, allow_split_physical_axes=True)
+        for each in slices
+    ]
     return jax.sharding.Mesh(np.concatenate(grids), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
@@ -79,10 +89,16 @@ def slices_of(devices: list, count: int = 0) -> list[list]:
         said.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
     if len(said) > 1 or not count:
         if count not in (0, len(said)):
-            raise UserError(f"config.mesh.slices = {count}, but the devices are of {len(said)} slices: set it to 0.")
+            raise UserError(
+                f"config.mesh.slices = {count}, but the devices are of {len(said)} slices: set it"
+                " to 0."
+            )
         return [said[index] for index in sorted(said)]
     if len(devices) % count:
-        raise UserError(f"config.mesh.slices = {count} does not divide the {len(devices)} devices into equal parts.")
+        raise UserError(
+            f"config.mesh.slices = {count} does not divide the {len(devices)} devices into equal"
+            " parts."
+        )
     size = len(devices) // count
     return [devices[i : i + size] for i in range(0, len(devices), size)]
 
@@ -109,8 +125,8 @@ def check_divisibility(config: Config, mesh: jax.sharding.Mesh) -> None:
             if by > 1 and size % by:
                 asking = " and ".join(f"mesh.{axis}" for axis in axes if mesh.shape[axis] > 1)
                 raise UserError(
-                    f"config.{name} = {size} is not a multiple of {by}, which config.{asking} asks for. "
-                    f"(`{logical}=` in config.mesh.rules leaves it whole on every device.)"
+                    f"config.{name} = {size} is not a multiple of {by}, which config.{asking} asks"
+                    f" for. (`{logical}=` in config.mesh.rules leaves it whole on every device.)"
                 )
 
 
@@ -140,7 +156,9 @@ def named(mesh: jax.sharding.Mesh, spec: PartitionSpec) -> NamedSharding:
 
 
 def to_global(
-    rows: Callable[[int, int], dict[str, np.ndarray]], shape: tuple[int, ...], sharding: NamedSharding
+    rows: Callable[[int, int], dict[str, np.ndarray]],
+    shape: tuple[int, ...],
+    sharding: NamedSharding,
 ) -> dict[str, jax.Array]:
     """Make global arrays of `shape` [..., B, L].
 
@@ -154,7 +172,9 @@ def to_global(
     indices = sharding.addressable_devices_indices_map(shape).values()
     runs: list[tuple[int, int]] = []
     for first, last, _ in sorted({index[axis].indices(shape[axis]) for index in indices if index}):
-        runs[-1:] = [(runs[-1][0], last)] if runs and runs[-1][1] == first else [*runs[-1:], (first, last)]
+        runs[-1:] = (
+            [(runs[-1][0], last)] if runs and runs[-1][1] == first else [*runs[-1:], (first, last)]
+        )
     arrays = {run: rows(*run) for run in runs}
 
     def piece(name: str, index: tuple[slice, ...]) -> np.ndarray:
@@ -163,7 +183,10 @@ def to_global(
         return arrays[run][name][(slice(None),) * axis + (slice(first - run[0], last - run[0]),)]
 
     names = arrays[runs[0]]
-    return {name: jax.make_array_from_callback(shape, sharding, functools.partial(piece, name)) for name in names}
+    return {
+        name: jax.make_array_from_callback(shape, sharding, functools.partial(piece, name))
+        for name in names
+    }
 
 
 def replicated(tree, mesh: jax.sharding.Mesh):
@@ -208,7 +231,9 @@ def over_shards(function: Callable[..., PyTree], shards: int) -> Callable[..., P
             return jax.tree.map(lambda x: x[None], function(params, rows))
 
     specs = REPLICATED, ROWS
-    return jax.shard_map(of_shard, in_specs=specs, out_specs=ROWS, axis_names=set(_AXES), check_vma=False)
+    return jax.shard_map(
+        of_shard, in_specs=specs, out_specs=ROWS, axis_names=set(_AXES), check_vma=False
+    )
 
 
 def zeros_of_shards(tree: PyTree, shards: int) -> PyTree:
@@ -221,7 +246,9 @@ def zeros_of_shards(tree: PyTree, shards: int) -> PyTree:
     return jax.tree.map(lambda x: _divided(jnp.zeros((shards, *x.shape), x.dtype)), tree)
 
 
-def sum_over_shards(x_SxN: jax.Array, dtype: jnp.dtype, sharding: NamedSharding | None = None) -> jax.Array:
+def sum_over_shards(
+    x_SxN: jax.Array, dtype: jnp.dtype, sharding: NamedSharding | None = None
+) -> jax.Array:
     """Return the sum [...] of float32 arrays [shards, ...].
 
     Each array is rounded once to `dtype`. The arrays travel and are summed in this dtype.

@@ -24,7 +24,15 @@ from t2t_flax.distributed.coordination import (
     initialize,
 )
 from t2t_flax.distributed.signals import STOP_SIGNALS, leave_closed_outputs, on_stop_signals
-from t2t_flax.errors import FAILURE, STOPPED, USER_ERROR, WRITE_HINT, NonFiniteUpdate, UserError, first_line
+from t2t_flax.errors import (
+    FAILURE,
+    STOPPED,
+    USER_ERROR,
+    WRITE_HINT,
+    NonFiniteUpdate,
+    UserError,
+    first_line,
+)
 from t2t_flax.filesystem import is_write_refused
 
 
@@ -71,7 +79,9 @@ class RunSupervisor:
             self._signals.callback(signal.set_wakeup_fd, wakeup)
             self._signals.enter_context(on_stop_signals(lambda number: None))
         targets = [self._supervise] + ([self._communicate] if self.group.count > 1 else [])
-        self._threads = [threading.Thread(target=t, daemon=True, name=f"supervisor{t.__name__}") for t in targets]
+        self._threads = [
+            threading.Thread(target=t, daemon=True, name=f"supervisor{t.__name__}") for t in targets
+        ]
         for thread in self._threads:
             thread.start()
         return self
@@ -115,7 +125,9 @@ class RunSupervisor:
         if self.group.count == 1:
             return True
         if self._agreed is None:
-            proposals = [self.group.get(f"stop/at/{i}", self._timeout) for i in range(self.group.count)]
+            proposals = [
+                self.group.get(f"stop/at/{i}", self._timeout) for i in range(self.group.count)
+            ]
             self._agreed = max(map(int, proposals))
         return calls >= self._agreed
 
@@ -246,7 +258,9 @@ def _fail(supervisor: RunSupervisor, error: BaseException) -> NoReturn:
         error = UserError(f"{error}. {WRITE_HINT}")
     disconnected = broken_connection(error) and not isinstance(error, UserError)
     if supervisor.signal and disconnected:
-        supervisor.say(f"{supervisor.signal}: another process exited first; the last checkpoint stays")
+        supervisor.say(
+            f"{supervisor.signal}: another process exited first; the last checkpoint stays"
+        )
         end(STOPPED)
     code, text = FAILURE, f"{type(error).__name__}: {first_line(error)}"
     if isinstance(error, UserError):
@@ -258,7 +272,8 @@ def _fail(supervisor: RunSupervisor, error: BaseException) -> NoReturn:
     dead = supervisor.watcher.failed(code, text, disconnected=disconnected)
     if disconnected:
         supervisor.say(
-            f"the connection to another process broke ({', '.join(dead) or 'which one is not known'}). The last checkpoint "
-            f"stays; start all processes again. ({text})"
+            "the connection to another process broke"
+            f" ({', '.join(dead) or 'which one is not known'}). The last checkpoint stays; start"
+            f" all processes again. ({text})"
         )
     end(code)

@@ -77,7 +77,11 @@ class Heartbeats:
     def silent_processes(self, seconds: float) -> list[int]:
         """Return the other processes without a new beat for `seconds`."""
         now = self._clock()
-        return [i for i, (_, at) in sorted(self._peers.items()) if now - at >= seconds and i != self._group.index]
+        return [
+            i
+            for i, (_, at) in sorted(self._peers.items())
+            if now - at >= seconds and i != self._group.index
+        ]
 
     def coordinator_silence(self) -> float:
         """Return the seconds since process 0 last answered; 0 on process 0 itself."""
@@ -95,7 +99,9 @@ class Heartbeats:
             return f"late: {self.coordinator}, the coordinator"
         if silent := self.silent_processes(2.5 * INTERVAL):
             return f"late: {', '.join(map(self._group.name_of, silent))}, silent"
-        all_calls = {i: int(beat.split()[0]) for i, (beat, _) in self._peers.items()} | {self._group.index: calls}
+        all_calls = {i: int(beat.split()[0]) for i, (beat, _) in self._peers.items()} | {
+            self._group.index: calls
+        }
         behind = [i for i, n in sorted(all_calls.items()) if n == min(all_calls.values())]
         if len(behind) == len(all_calls):
             return "all processes wait in the same place"

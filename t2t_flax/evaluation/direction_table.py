@@ -20,16 +20,25 @@ def direction_table(records: Sequence[Record]) -> str:
     directions = [record["data"].get("direction") for record in records]
     if None in directions:
         return ""
-    metrics = [metric for metric in _METRICS if all(metric in record["scores"] for record in records)]
-    lines = [["direction", "set", *(_METRICS[metric] for metric in metrics), "tokenizer of sacreBLEU"]]
+    metrics = [
+        metric for metric in _METRICS if all(metric in record["scores"] for record in records)
+    ]
+    lines = [
+        ["direction", "set", *(_METRICS[metric] for metric in metrics), "tokenizer of sacreBLEU"]
+    ]
     lines.append(["---", "---", *["---:"] * len(metrics), "---"])
     for zero_shot in (False, True):
         group = [record for record in records if record["data"]["zero_shot"] == zero_shot]
         scores = [[record["scores"][metric]["score"] for metric in metrics] for record in group]
         mark = " (zero-shot)" if zero_shot else ""
         for record, values in zip(group, scores, strict=True):
-            direction, signature = record["data"]["direction"] + mark, record["scores"]["sacrebleu"]["signature"]
-            tokenizer = next((part[4:] for part in signature.split("|") if part.startswith("tok:")), "")
+            direction, signature = (
+                record["data"]["direction"] + mark,
+                record["scores"]["sacrebleu"]["signature"],
+            )
+            tokenizer = next(
+                (part[4:] for part in signature.split("|") if part.startswith("tok:")), ""
+            )
             lines.append([direction, record["split"], *map(_number, values), tokenizer])
         if len(group) > 1:
             what = "zero-shot directions" if zero_shot else "directions with training text"

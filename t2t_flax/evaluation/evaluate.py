@@ -47,7 +47,17 @@ Record: TypeAlias = dict[str, Any]
 """Record, or a part of one, as JSON."""
 RECORD_VERSION = 1
 _SCORING_SECONDS = 24 * 3600.0  # a large model can score on a CPU
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiece", "sacrebleu", "sacremoses", "numpy")
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "sentencepiece",
+    "sacrebleu",
+    "sacremoses",
+    "numpy",
+)
 
 
 def evaluate(
@@ -93,8 +103,14 @@ def evaluate(
     digest = source.fingerprint()
     name, identity = record_name(loaded, split, digest)
     texts = {f"{name}.hyp.txt": _lines(hypotheses)}
-    texts |= {f"{name}.ref{n if n > 1 else ''}.txt": _lines(lines) for n, lines in enumerate(references, 1)}
-    files, digests = list(texts), [hashlib.sha256(text.encode()).hexdigest() for text in texts.values()]
+    texts |= {
+        f"{name}.ref{n if n > 1 else ''}.txt": _lines(lines)
+        for n, lines in enumerate(references, 1)
+    }
+    files, digests = (
+        list(texts),
+        [hashlib.sha256(text.encode()).hexdigest() for text in texts.values()],
+    )
     record = {
         "record_version": RECORD_VERSION,
         "identity": identity,
@@ -105,7 +121,11 @@ def evaluate(
             "digest": digest,
             "sentences": len(pairs),
             **({"not_scored": not_scored} if not_scored else {}),
-            **{k: v for hook in data_hooks(loaded.config) for k, v in hook.record(split, predictions).items()},
+            **{
+                k: v
+                for hook in data_hooks(loaded.config)
+                for k, v in hook.record(split, predictions).items()
+            },
         },
         "scores": scores | {"nll": nll, "perplexity": math.exp(min(nll, 700.0))},
         "counts": {
@@ -117,14 +137,18 @@ def evaluate(
             "unknown_target_tokens": sum(
                 loaded.tokenizers.target.encode_text(t).count(UNK) for side in targets for t in side
             ),
-            "changed_targets": sum(map(loaded.tokenizers.target.changes, itertools.chain(*targets))),
+            "changed_targets": sum(
+                map(loaded.tokenizers.target.changes, itertools.chain(*targets))
+            ),
         },
         "checkpoint": _checkpoint(loaded, why),
         "config_changes": list(loaded.checkpoint.config_changes),
         "hypotheses": files[0],
         "references": _one_or_all(files[1:]),
-        "parameters": sum(model["parameters"] for model in loaded.models)
-        or count_params(loaded.params, loaded.config, *loaded.tokenizers.vocab_sizes),
+        "parameters": (
+            sum(model["parameters"] for model in loaded.models)
+            or count_params(loaded.params, loaded.config, *loaded.tokenizers.vocab_sizes)
+        ),
         "digests": {
             "config": hashlib.sha256(config_lib.to_json(loaded.config).encode()).hexdigest(),
             "tokenizer": loaded.tokenizers.digest,
@@ -178,7 +202,9 @@ def compute_scores(
     return answer["scores"]
 
 
-def _entries(config: Config, metrics: Iterable[Metric], predictions: Predictions, samples: int) -> Record:
+def _entries(
+    config: Config, metrics: Iterable[Metric], predictions: Predictions, samples: int
+) -> Record:
     scores = {}
     for metric in metrics:
         if metric.statistics is None:
@@ -220,7 +246,9 @@ def record_name(loaded: TrainedModel, split: str, digest: str) -> tuple[str, str
         return (config.data.valid_sets | config.data.test_sets).get(split)
 
     current = identity(loaded.config)
-    base = f"{split}-{steps[0]}" + (f"-mean{len(steps)}" if len(steps) > 1 else "-best" if best else "")
+    base = f"{split}-{steps[0]}" + (
+        f"-mean{len(steps)}" if len(steps) > 1 else "-best" if best else ""
+    )
     own = current == identity(loaded.stored) and spec(loaded.config) == spec(loaded.stored)
     if own and _identity_in(loaded.workdir / "eval" / f"{base}.json") in (None, current):
         return base, current
@@ -256,7 +284,9 @@ _NOTED_COUNTS = {
     "without_reference": "lines have no reference and are not scored",
     "empty_references": "references are empty; their lines are scored by the others",
     "unknown_target_tokens": "reference tokens are out of vocabulary (<unk>)",
-    "changed_targets": "references are text that the tokenizer cannot write (config.data.normalization)",
+    "changed_targets": (
+        "references are text that the tokenizer cannot write (config.data.normalization)"
+    ),
     "source_cut": "sources were truncated to config.decode.max_source_length",
     "hit_max_length": "outputs reached their maximum length without EOS",
 }
@@ -266,16 +296,25 @@ def summary(record: Record, task: Task) -> str:
     """Return the scores of a record in a few lines of text."""
     scores, counts, data = record["scores"], record["counts"], record["data"]
     averaged = record["checkpoint"]["averaged"]
-    checkpoint = f"step {averaged[0]}" if len(averaged) == 1 else f"mean of steps {', '.join(map(str, averaged))}"
+    checkpoint = (
+        f"step {averaged[0]}"
+        if len(averaged) == 1
+        else f"mean of steps {', '.join(map(str, averaged))}"
+    )
     if best := record["checkpoint"].get("best"):
         checkpoint += f", the best by {best['metric']} ({best['value']:.4f})"
     if models := record["checkpoint"].get("models"):
         checkpoint = f"{len(models)} models, the first at {checkpoint}"
     corpus = f"{data['corpus']}, " if data["corpus"] else ""
-    lines = [f"{record['split']} ({corpus}{data['spec']}, {counts['sentences']} sentences), {checkpoint}:"]
+    lines = [
+        f"{record['split']} ({corpus}{data['spec']}, {counts['sentences']} sentences),"
+        f" {checkpoint}:"
+    ]
     lines += task.summary(scores)
     for name, text in _NOTED_COUNTS.items():
-        numbers = [number for number, reason in data.get("not_scored", {}).items() if reason == name]
+        numbers = [
+            number for number, reason in data.get("not_scored", {}).items() if reason == name
+        ]
         places = f": {', '.join(numbers[:5])}{' ...' if numbers[5:] else ''}" if numbers else ""
         lines += [f"  {counts[name]} {text}{places}"] if counts.get(name) else []
     return "\n".join(lines)
@@ -306,7 +345,9 @@ def _lines(texts: Sequence[str]) -> str:
     return "".join(text + "\n" for text in texts)
 
 
-def validation_score(run: TrainingSetup, supervisor: RunSupervisor | None = None) -> Callable[..., dict[str, float]]:
+def validation_score(
+    run: TrainingSetup, supervisor: RunSupervisor | None = None
+) -> Callable[..., dict[str, float]]:
     """Return a function that scores the validation sets.
 
     Its arguments are (parameters, after_batch, compiling). It decodes the first
@@ -319,11 +360,19 @@ def validation_score(run: TrainingSetup, supervisor: RunSupervisor | None = None
     translator = Translator(run.model, run.corpus.tokenizers, run.mesh, config)
     group = supervisor.group if supervisor else None
 
-    def score_set(name: str, params: Params, after_batch: Callable[[], None], compiling) -> dict[str, float]:
-        valid, first, of_set = split_source(task, name), config.eval.decode_sentences or None, task.of_set(name)
+    def score_set(
+        name: str, params: Params, after_batch: Callable[[], None], compiling
+    ) -> dict[str, float]:
+        valid, first, of_set = (
+            split_source(task, name),
+            config.eval.decode_sentences or None,
+            task.of_set(name),
+        )
         sources = [source for source, _ in itertools.islice(valid.pairs(), first)]
         targets = list(zip(*itertools.islice(valid.references(), first), strict=True))
-        translations = translator.translate(params, sources, progress=lambda *_: after_batch(), compiling=compiling)
+        translations = translator.translate(
+            params, sources, progress=lambda *_: after_batch(), compiling=compiling
+        )
         sources = _sentences(run.corpus.tokenizers, sources)
         predictions = of_set.predictions(sources, [t.text for t in translations], targets)
         metrics = of_set.validation_metrics()
@@ -333,7 +382,9 @@ def validation_score(run: TrainingSetup, supervisor: RunSupervisor | None = None
         return {f"valid_{metric.training_name}": scores[metric.name]["score"] for metric in metrics}
 
     def score(
-        params: Params, after_batch: Callable[[], None] = lambda: None, compiling=contextlib.nullcontext
+        params: Params,
+        after_batch: Callable[[], None] = lambda: None,
+        compiling=contextlib.nullcontext,
     ) -> dict[str, float]:
         sets = config.data.valid_sets
         return with_means({name: score_set(name, params, after_batch, compiling) for name in sets})

@@ -28,7 +28,12 @@ from t2t_flax.models.transformer import Transformer
 from t2t_flax.registry import DECODERS, ENSEMBLES, FLAGS, LINES
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
-from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean, restore_chosen
+from t2t_flax.training.checkpoint_selection import (
+    CheckpointChoice,
+    RestoredParams,
+    mean,
+    restore_chosen,
+)
 from t2t_flax.training.precision import decoding_precision
 from t2t_flax.training.train_state import abstract_params, make_model
 
@@ -51,10 +56,14 @@ class StoredRun:
     mesh: jax.sharding.Mesh
     model: Transformer
 
-    def restore(self, choice: CheckpointChoice, group: ProcessGroup | None = None) -> Iterator[RestoredParams]:
+    def restore(
+        self, choice: CheckpointChoice, group: ProcessGroup | None = None
+    ) -> Iterator[RestoredParams]:
         """Yield the chosen checkpoints; see `checkpoint_selection.restore_chosen`."""
         abstract = abstract_params(self.config.mesh, self.model, self.mesh)
-        return restore_chosen(self.workdir, self.stored, choice, abstract, self.tokenizers.digest, group)
+        return restore_chosen(
+            self.workdir, self.stored, choice, abstract, self.tokenizers.digest, group
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +94,9 @@ class TrainedModel(StoredRun):
 
     def with_params(self, params: Params) -> "TrainedModel":
         """Return a copy with other parameters."""
-        return dataclasses.replace(self, checkpoint=dataclasses.replace(self.checkpoint, params=params))
+        return dataclasses.replace(
+            self, checkpoint=dataclasses.replace(self.checkpoint, params=params)
+        )
 
     def for_decoding(self) -> "TrainedModel":
         """Return a copy that holds matrices in the type in which JAX multiplies them.
@@ -111,9 +122,13 @@ class TrainedModel(StoredRun):
         """
         task = task_of(self.config)
         if prefixes and not task.supports_prefixes:
-            raise UserError(f"outputs of data.task = {self.config.data.task} cannot be given a prefix.")
+            raise UserError(
+                f"outputs of data.task = {self.config.data.task} cannot be given a prefix."
+            )
         lines = [self.in_language(task.preprocess_source(line)) for line in lines]
-        return self.decoder.translate(lines, prefixes=prefixes, first_line=first_line, progress=progress)
+        return self.decoder.translate(
+            lines, prefixes=prefixes, first_line=first_line, progress=progress
+        )
 
     def check_line(self, line: str, number: int = 0) -> None:
         """Raise the error that `translate` raises because of this source line.
@@ -136,14 +151,20 @@ class TrainedModel(StoredRun):
         languages = list(tokenizer.target_languages) or [data.target_language]
         if language not in (None, *languages):
             origin = "" if tokenizer.target_languages else f"from {data.source_language} "
-            raise UserError(f"the model translates {origin}into {_some(languages)}, not into {language!r}.")
+            raise UserError(
+                f"the model translates {origin}into {_some(languages)}, not into {language!r}."
+            )
         if not tokenizer.lacks_language(text):
             return text
         if language is None and len(languages) > 1:
-            flags = "".join(f", or give {flag}={languages[0]}" for flag, row in FLAGS.items() if row.commands == LINES)
+            flags = "".join(
+                f", or give {flag}={languages[0]}"
+                for flag, row in FLAGS.items()
+                if row.commands == LINES
+            )
             raise UserError(
-                f"the model translates into {_some(languages)}: begin each line with the symbol of one, such as "
-                f"<2{languages[0]}>{flags}."
+                f"the model translates into {_some(languages)}: begin each line with the symbol of"
+                f" one, such as <2{languages[0]}>{flags}."
             )
         return f"<2{language or languages[0]}> {text}"
 
@@ -203,7 +224,9 @@ def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = 
     """
     stored = read_config(workdir, overrides or {})
     return (
-        config_lib.resolve(config_lib.override(config_lib.to_config_dict(stored), overrides)) if overrides else stored
+        config_lib.resolve(config_lib.override(config_lib.to_config_dict(stored), overrides))
+        if overrides
+        else stored
     )
 
 
@@ -216,7 +239,10 @@ def read_config(workdir: str | epath.Path, given: Container[str] = ()) -> Config
     folder = run_folder(workdir)
     stored = workdir_lib.read_model_config(folder)
     if stored is None:
-        raise UserError(f"{workdir} holds no run: it has no config.json. Give the --workdir of a `train` command.")
+        raise UserError(
+            f"{workdir} holds no run: it has no config.json. Give the --workdir of a `train`"
+            " command."
+        )
     config, lost = from_elsewhere(stored, given)
     warn_of_lost(lost, os.fspath(workdir))
     return config
@@ -258,7 +284,9 @@ def decoding_model(config: Config, tokenizers: TokenizerPair, precision: str) ->
     Attention is einsum: JAX keeps its compiled programs.
     """
     einsum = dataclasses.replace(config.model, attention_kernel="einsum")
-    return make_model(dataclasses.replace(config, model=einsum), *tokenizers.vocab_sizes, precision=precision)
+    return make_model(
+        dataclasses.replace(config, model=einsum), *tokenizers.vocab_sizes, precision=precision
+    )
 
 
 def load(
@@ -312,8 +340,18 @@ def _mesh(
         return mesh_lib.make_mesh(config.mesh, devices)
     except UserError as error:
         if requested:
-            here = " Each process translates on its own devices, so config.mesh cannot span several." if local else ""
+            here = (
+                " Each process translates on its own devices, so config.mesh cannot span several."
+                if local
+                else ""
+            )
             raise UserError(f"{error}{here}") from None
         if group is None or group.is_lead:
-            log.warning("%s was trained on another mesh: %s Using data parallelism on all devices.", workdir, error)
-        return mesh_lib.make_mesh(dataclasses.replace(config.mesh, data=-1, fsdp=1, tensor=1, slices=0), devices)
+            log.warning(
+                "%s was trained on another mesh: %s Using data parallelism on all devices.",
+                workdir,
+                error,
+            )
+        return mesh_lib.make_mesh(
+            dataclasses.replace(config.mesh, data=-1, fsdp=1, tensor=1, slices=0), devices
+        )

@@ -63,7 +63,9 @@ class PairIds:
     target: list[int]
 
 
-def score(run: "TrainedModel", pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairScore]:
+def score(
+    run: "TrainedModel", pairs: Sequence[tuple[str, str]], where: Callable[[int], str]
+) -> list[PairScore]:
     """Return the score of each pair, see `TrainedModel.score`."""
     encoded = []
     for number, pair in enumerate(pairs, 1):
@@ -79,7 +81,9 @@ def encode_source(run: "TrainedModel", source: str) -> list[int]:
 
     Raises UserError for an empty or too long sentence, and as `TrainedModel.in_language`.
     """
-    ids = source_ids(run.tokenizers.source, run.in_language(task_of(run.config).preprocess_source(source)))
+    ids = source_ids(
+        run.tokenizers.source, run.in_language(task_of(run.config).preprocess_source(source))
+    )
     _check_side(run, "source", source, ids)
     return ids + [EOS] * run.config.data.source_eos
 
@@ -92,7 +96,10 @@ def encode_pair(run: "TrainedModel", source: str, target: str) -> PairIds:
     """
     if source.strip() and target.strip():
         target = task_of(run.config).preprocess_target(source, target)
-    source_tokens, target_tokens = encode_source(run, source), run.tokenizers.target.encode_text(target)
+    source_tokens, target_tokens = (
+        encode_source(run, source),
+        run.tokenizers.target.encode_text(target),
+    )
     _check_side(run, "target", target, target_tokens)
     return PairIds(source_tokens, target_tokens + [EOS])
 
@@ -103,13 +110,16 @@ def _check_side(run: "TrainedModel", side: str, text: str, ids: list[int]) -> No
         raise UserError(f"the {side} is empty: it must have text.")
     if len(ids) + 1 > limit:
         raise UserError(
-            f"the {side} has {len(ids) + 1} tokens with EOS, more than the {limit} allowed "
-            "(config.decode.max_source_length, or config.model.max_positions with learned positions)."
+            f"the {side} has {len(ids) + 1} tokens with EOS, more than the {limit} allowed"
+            " (config.decode.max_source_length, or config.model.max_positions with learned"
+            " positions)."
         )
 
 
 def score_pairs(
-    run: "TrainedModel", pairs: Sequence[PairIds], progress: Callable[[int, int], None] | None = None
+    run: "TrainedModel",
+    pairs: Sequence[PairIds],
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[PairScore]:
     """Return one PairScore per pair, in order, independent of the rest of the batch.
 
@@ -122,23 +132,32 @@ def score_pairs(
             log_probs_BxT = np.asarray(_token_log_probs(run.model, run.params, batch))
         for i, row in zip(chunk, log_probs_BxT, strict=False):
             target = pairs[i].target
-            scores[i] = PairScore(tuple(run.tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)])))
+            scores[i] = PairScore(
+                tuple(run.tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)]))
+            )
         if progress:
             progress(len(scores), len(pairs))
     return [scores[i] for i in range(len(pairs))]
 
 
-def pair_batches(run: "TrainedModel", pairs: Sequence[PairIds]) -> Iterator[tuple[list[int], dict[str, jax.Array]]]:
+def pair_batches(
+    run: "TrainedModel", pairs: Sequence[PairIds]
+) -> Iterator[tuple[list[int], dict[str, jax.Array]]]:
     """Yield (numbers of pairs, batch of model inputs), shortest pairs first.
 
     A batch has one pair per row. Pairs with more than 256 tokens are in smaller batches, so that
     the memory of attention stays constant until each shard has one row.
     """
-    shards, longest = mesh_lib.batch_shards(run.mesh), [max(len(pair.source), len(pair.target)) for pair in pairs]
+    shards, longest = (
+        mesh_lib.batch_shards(run.mesh),
+        [max(len(pair.source), len(pair.target)) for pair in pairs],
+    )
     put = functools.partial(jax.device_put, device=mesh_lib.named(run.mesh, mesh_lib.ROWS))
     batch_size = run.config.decode.batch_size
     order = sorted(range(len(pairs)), key=longest.__getitem__)
-    for length, group in itertools.groupby(order, key=lambda i: round_up(longest[i], SOURCE_LENGTHS)):
+    for length, group in itertools.groupby(
+        order, key=lambda i: round_up(longest[i], SOURCE_LENGTHS)
+    ):
         members = list(group)
         rows = shards * max(1, min(batch_size, batch_size * _WHOLE_BATCH**2 // length**2))
         for start in range(0, len(members), rows):
@@ -146,13 +165,17 @@ def pair_batches(run: "TrainedModel", pairs: Sequence[PairIds]) -> Iterator[tupl
             yield chunk, jax.tree.map(put, rows_of([pairs[i] for i in chunk], rows, length))
 
 
-def rows_of(pairs: Sequence[PairIds], rows: int, length: int | None = None) -> dict[str, np.ndarray]:
+def rows_of(
+    pairs: Sequence[PairIds], rows: int, length: int | None = None
+) -> dict[str, np.ndarray]:
     """Return a model batch of arrays int32 [rows, length] with one pair per row.
 
     Args:
         length: default the smallest of `SOURCE_LENGTHS` that fits all pairs.
     """
-    length = length or round_up(max(max(len(p.source), len(p.target)) for p in pairs), SOURCE_LENGTHS)
+    length = length or round_up(
+        max(max(len(p.source), len(p.target)) for p in pairs), SOURCE_LENGTHS
+    )
     arrays = {}
     for side in ("source", "target"):
         ids = padded([getattr(p, side) for p in pairs], rows, length)

@@ -43,7 +43,9 @@ class Evaluation:
     texts: list[str]
 
 
-def evaluate_sets(loaded: TrainedModel, sets: Sequence[str], supervisor: RunSupervisor, *, why: str = "") -> Evaluation:
+def evaluate_sets(
+    loaded: TrainedModel, sets: Sequence[str], supervisor: RunSupervisor, *, why: str = ""
+) -> Evaluation:
     """Decode and score sets, write a record of each, and print samples and scores.
 
     Args:
@@ -52,7 +54,9 @@ def evaluate_sets(loaded: TrainedModel, sets: Sequence[str], supervisor: RunSupe
     say, result = supervisor.group.say, Evaluation({}, {}, [])
     for name in sets:
         with decode_progress(supervisor) as progress:
-            record, triples = evaluate(loaded, name, progress=progress, group=supervisor.group, why=why)
+            record, triples = evaluate(
+                loaded, name, progress=progress, group=supervisor.group, why=why
+            )
         if loaded.config.decode.engine != "jax":
             say(f"decoded with {loaded.decoder}")
         for source, reference, output in triples[:: max(1, len(triples) // 5)][:5]:
@@ -73,7 +77,10 @@ def decode_progress(supervisor: RunSupervisor) -> Iterator[Callable[[int, int], 
     Progress is expected from the first batch to the last.
     """
     # No ETA: short sentences are decoded first.
-    with bars(quiet=not supervisor.group.is_lead, eta=False) as bar, contextlib.ExitStack() as stack:
+    with (
+        bars(quiet=not supervisor.group.is_lead, eta=False) as bar,
+        contextlib.ExitStack() as stack,
+    ):
 
         def update(done: int, total: int) -> None:
             supervisor.should_stop()
@@ -86,7 +93,9 @@ def decode_progress(supervisor: RunSupervisor) -> Iterator[Callable[[int, int], 
         yield update
 
 
-def finish(config: Config, workdir: epath.Path, end: TrainingEnd, supervisor: RunSupervisor) -> dict[str, epath.Path]:
+def finish(
+    config: Config, workdir: epath.Path, end: TrainingEnd, supervisor: RunSupervisor
+) -> dict[str, epath.Path]:
     """Evaluate a run that has ended, write complete.json, return the record paths.
 
     Evaluates the newest checkpoint, or the mean of checkpoint.average_last. Without an average, a
@@ -96,10 +105,15 @@ def finish(config: Config, workdir: epath.Path, end: TrainingEnd, supervisor: Ru
     if config.data.test:
         best = end.reason == "patience" and not average
         own = values_of_user(config)  # loading would drop them
-        loaded = load(workdir, average=average, best=best, at_most=True, overrides=own, group=supervisor.group)
+        loaded = load(
+            workdir, average=average, best=best, at_most=True, overrides=own, group=supervisor.group
+        )
         why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
         if best and loaded.checkpoint.metric is not None:
-            why = f"the best checkpoint by config.eval.metric, as config.eval.patience = {config.eval.patience} ended the run"
+            why = (
+                "the best checkpoint by config.eval.metric, as config.eval.patience ="
+                f" {config.eval.patience} ended the run"
+            )
         evaluation = evaluate_sets(loaded, sets_of(config, "test"), supervisor, why=why)
     marker = {
         "step": end.step,

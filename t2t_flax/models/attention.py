@@ -111,7 +111,11 @@ class MultiHeadAttention(nn.Module):
             # With fewer key than query heads, keys and values have their own axis in mesh.rules.
             shape, axis = (c.d_model, heads, width), "heads" if heads == c.num_heads else "kv_heads"
             axes: dict[str, Any] = dict(
-                in_axis=(0,), out_axis=(1, 2), use_bias=c.attention_bias, gain=gain, dtype=self.dtype
+                in_axis=(0,),
+                out_axis=(1, 2),
+                use_bias=c.attention_bias,
+                gain=gain,
+                dtype=self.dtype,
             )
             return Einsum("...d,dnh->...nh", shape, ("embed", axis, "kv"), **axes)
 
@@ -119,11 +123,15 @@ class MultiHeadAttention(nn.Module):
         self.key, self.value = project(c.key_heads, d_k), project(c.key_heads, d_v)
         self.score = SCORES.load(c.attention_score)()
         shape, names = (c.num_heads, d_v, c.d_model), ("heads", "kv", "embed")
-        axes: dict[str, Any] = dict(in_axis=(0, 1), out_axis=(2,), use_bias=c.attention_bias, dtype=self.dtype)
+        axes: dict[str, Any] = dict(
+            in_axis=(0, 1), out_axis=(2,), use_bias=c.attention_bias, dtype=self.dtype
+        )
         self.out = Einsum("...nh,nhd->...d", shape, names, **axes)
         self.weight_dropout = Dropout(c.dropout_attention)
 
-    def __call__(self, x_BxTxD: jax.Array, memory_BxSxD: jax.Array, mask: Mask, noise: Noise | None) -> jax.Array:
+    def __call__(
+        self, x_BxTxD: jax.Array, memory_BxSxD: jax.Array, mask: Mask, noise: Noise | None
+    ) -> jax.Array:
         """Attend from queries [B, T, D] to memory [B, S, D] under a mask [B, 1, T, S].
 
         Returns [B, T, D].
@@ -134,7 +142,9 @@ class MultiHeadAttention(nn.Module):
         """Project [..., D] to keys [..., G, d_k] and values [..., G, d_v]."""
         return self.key(memory), self.value(memory)
 
-    def over(self, x_BxTxD, k_BxSxGxH, v_BxSxGxH, mask: Mask, noise: Noise | None = None) -> jax.Array:
+    def over(
+        self, x_BxTxD, k_BxSxGxH, v_BxSxGxH, mask: Mask, noise: Noise | None = None
+    ) -> jax.Array:
         """Attend as `__call__` does, with computed keys and values.
 
         In decoding T is the beam.
@@ -181,7 +191,11 @@ class MultiHeadAttention(nn.Module):
         by `takes`; `training.attention_kernel` has decided the rest.
         """
         name = self.config.attention_kernel
-        if not ATTENTION_KERNELS[name] or bias is not None or self.is_mutable_collection("intermediates"):
+        if (
+            not ATTENTION_KERNELS[name]
+            or bias is not None
+            or self.is_mutable_collection("intermediates")
+        ):
             return None
         kernel = ATTENTION_KERNELS.load(name)
         return kernel if kernel.takes(q, k, v, mask) else None
@@ -222,7 +236,9 @@ class SelfAttention(MultiHeadAttention):
         q, k = (self.rotation(y, inputs.positions) for y in (self.query(x_BxTxD), k))
         return self.out(self.attend_row(q, k, v, inputs))
 
-    def attend_row(self, q: jax.Array, k: jax.Array, v: jax.Array, inputs: MixerInputs) -> jax.Array:
+    def attend_row(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, inputs: MixerInputs
+    ) -> jax.Array:
         """Attend from every position [B, T, N, H] to the positions of its segment."""
         mask = SegmentMask(inputs.segments, inputs.segments, self.causal)
         bias = self.position_bias(inputs.positions, inputs.positions)
@@ -234,9 +250,13 @@ class SelfAttention(MultiHeadAttention):
 
     def empty_cache(self, batch: int, beams: int, length: int) -> DecodingCache:
         """Return an empty cache for `length` positions, which `step` fills."""
-        return DecodingCache.empty(batch, beams, length, self.config.key_heads, self.config.head_widths, self.dtype)
+        return DecodingCache.empty(
+            batch, beams, length, self.config.key_heads, self.config.head_widths, self.dtype
+        )
 
-    def step(self, x_BxKxD: jax.Array, cache: DecodingCache, position: jax.Array) -> tuple[jax.Array, DecodingCache]:
+    def step(
+        self, x_BxKxD: jax.Array, cache: DecodingCache, position: jax.Array
+    ) -> tuple[jax.Array, DecodingCache]:
         """Write keys and values at `position`, int32 [], and attend up to it.
 
         Returns ([B, K, D], the new cache).
@@ -248,7 +268,9 @@ class SelfAttention(MultiHeadAttention):
         cache = cache.write(k, v, position)
         mask = cache.mask(self.visible(position, jnp.arange(cache.length)))
         bias = self.position_bias(here, cache.positions)
-        return cache.hypotheses(self.out(self.attend(q, *cache.keys_values(), mask, bias=bias))), cache
+        return cache.hypotheses(
+            self.out(self.attend(q, *cache.keys_values(), mask, bias=bias))
+        ), cache
 
 
 def mixer_class(config: Model) -> Any:
@@ -288,7 +310,9 @@ def mask_array(mask: jax.Array | SegmentMask) -> jax.Array:
     return array & causal_mask(array.shape[-1]) if mask.causal else array
 
 
-def scores_of_groups(score: Callable[[jax.Array, jax.Array], jax.Array], q: jax.Array, k: jax.Array) -> jax.Array:
+def scores_of_groups(
+    score: Callable[[jax.Array, jax.Array], jax.Array], q: jax.Array, k: jax.Array
+) -> jax.Array:
     """Return `score` of q [..., T, N, H] and k [..., S, G, H] as [..., N, T, S].
 
     Query heads that share a key head are computed as queries of one head.

@@ -50,7 +50,13 @@ class DecodingCache:
 
     @classmethod
     def empty(
-        cls, batch: int, beams: int, length: int, heads: int, widths: tuple[int, int], dtype: jnp.dtype
+        cls,
+        batch: int,
+        beams: int,
+        length: int,
+        heads: int,
+        widths: tuple[int, int],
+        dtype: jnp.dtype,
     ) -> "DecodingCache":
         """Return an empty cache for `length` positions; `widths` is (d_k, d_v)."""
         d_k, d_v = widths
@@ -99,7 +105,9 @@ class DecodingCache:
         value = update(self.value, new_value, first, self.value.ndim - 2)
         if self.ancestors is None:
             return DecodingCache(key, value, None)
-        own_BxKx1 = jnp.broadcast_to(jnp.arange(self.beams)[:, None], (*self.ancestors.shape[:2], 1))
+        own_BxKx1 = jnp.broadcast_to(
+            jnp.arange(self.beams)[:, None], (*self.ancestors.shape[:2], 1)
+        )
         return DecodingCache(key, value, update(self.ancestors, own_BxKx1, position, 2))
 
     def keys_values(self) -> tuple[jax.Array, jax.Array]:
@@ -124,7 +132,9 @@ class DecodingCache:
             return jnp.pad(x, [(0, count if i == axis % x.ndim else 0) for i in range(x.ndim)])
 
         ancestors = None if self.ancestors is None else pad(self.ancestors, -1, more)
-        return DecodingCache(pad(self.key, -1, more * self.beams), pad(self.value, -2, more * self.beams), ancestors)
+        return DecodingCache(
+            pad(self.key, -1, more * self.beams), pad(self.value, -2, more * self.beams), ancestors
+        )
 
     def reorder(self, pick: Callable[[jax.Array], jax.Array]) -> "DecodingCache":
         """Return a copy with other hypotheses of the same sentences.

@@ -36,7 +36,9 @@ class Einsum(nn.Module):
         init = nn.initializers.variance_scaling(
             self.gain**2, "fan_avg", "uniform", in_axis=self.in_axis, out_axis=self.out_axis
         )
-        kernel: Any = self.param("kernel", nn.with_logical_partitioning(init, self.names), self.shape, jnp.float32)
+        kernel: Any = self.param(
+            "kernel", nn.with_logical_partitioning(init, self.names), self.shape, jnp.float32
+        )
         if not self.use_bias:
             return jnp.einsum(self.equation, x.astype(self.dtype), kernel.astype(self.dtype))
         names = tuple(self.names[axis] for axis in self.out_axis)
@@ -44,7 +46,9 @@ class Einsum(nn.Module):
         zeros = nn.with_logical_partitioning(nn.initializers.zeros, names)
         bias: Any = self.param("bias", zeros, shape, jnp.float32)
         # Added in float32: XLA then fuses product, bias and rounding into one GPU kernel.
-        return (product_with_float32_result(self.equation, x, kernel, self.dtype) + bias).astype(self.dtype)
+        return (product_with_float32_result(self.equation, x, kernel, self.dtype) + bias).astype(
+            self.dtype
+        )
 
 
 _CAST: contextvars.ContextVar[bool] = contextvars.ContextVar("cast", default=False)
@@ -65,7 +69,9 @@ def cast_results() -> Iterator[None]:
         _CAST.reset(token)
 
 
-def product_with_float32_result(equation: str, x: jax.Array, y: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def product_with_float32_result(
+    equation: str, x: jax.Array, y: jax.Array, dtype: jnp.dtype
+) -> jax.Array:
     """Return `jnp.einsum(equation, x, y)` as float32.
 
     Operands are in the compute type `dtype`. In bfloat16 the backward pass rounds the cotangent,
@@ -75,7 +81,9 @@ def product_with_float32_result(equation: str, x: jax.Array, y: jax.Array, dtype
     the result.
     """
     if dtype != jnp.bfloat16:
-        return jnp.einsum(equation, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
+        return jnp.einsum(
+            equation, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32
+        )
     return _bfloat16_product(equation, x, y)
 
 

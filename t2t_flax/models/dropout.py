@@ -48,7 +48,9 @@ def noise_key(seed: int, update: jax.Array | int) -> jax.Array:
         seed: value of seed.dropout.
         update: scalar, can be traced.
     """
-    word = mix(np.uint32(seed % 2**32) + jnp.asarray(update).astype(jnp.uint32) * np.uint32(_ODD[0]))
+    word = mix(
+        np.uint32(seed % 2**32) + jnp.asarray(update).astype(jnp.uint32) * np.uint32(_ODD[0])
+    )
     return jnp.stack([word, mix(word ^ np.uint32(_ODD[1]))])
 
 
@@ -57,7 +59,9 @@ def random_bits(noise: Noise, site: int, shape: tuple[int, ...]) -> jax.Array:
 
     The first axis is the batch.
     """
-    bits = mix(noise.key[0] + np.uint32(site)) ^ mix(noise.row_B * np.uint32(_ODD[2]) + noise.key[1])
+    bits = mix(noise.key[0] + np.uint32(site)) ^ mix(
+        noise.row_B * np.uint32(_ODD[2]) + noise.key[1]
+    )
     for axis, size in enumerate(shape[1:]):
         index = jnp.arange(size, dtype=jnp.uint32) * np.uint32(_ODD[axis % 4])
         bits = mix(bits[..., None] + index)

@@ -32,7 +32,9 @@ class Embedding(nn.Module):
     dtype: jnp.dtype = jnp.dtype("float32")
 
     def setup(self):
-        init = nn.with_logical_partitioning(INITS[self.config.embed_init](self.config.d_model), ("vocab", "table"))
+        init = nn.with_logical_partitioning(
+            INITS[self.config.embed_init](self.config.d_model), ("vocab", "table")
+        )
         self.table: Any = self.param("table", init, (self.rows, self.config.d_model), jnp.float32)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
@@ -42,7 +44,9 @@ class Embedding(nn.Module):
     def logits(self, x: jax.Array) -> jax.Array:
         """Project x [..., D] with the table to float32 logits [..., rows]."""
         logits = product_with_float32_result("...d,vd->...v", x, self.table, self.dtype)
-        return logits * self.config.d_model**-0.5 if self.config.logit_scale == "rsqrt_d" else logits
+        return (
+            logits * self.config.d_model**-0.5 if self.config.logit_scale == "rsqrt_d" else logits
+        )
 
 
 def scale(x: jax.Array, config: Model) -> jax.Array:
@@ -77,7 +81,9 @@ def _lookup_backward(dtype, operands, cotangent):
     def ordered(cotangent, ids):
         return sum_rows(cotangent.reshape(-1, cotangent.shape[-1]), ids.reshape(-1), len(table_VxD))
 
-    return jax.lax.platform_dependent(cotangent, ids, cuda=ordered, rocm=ordered, default=transposed), None
+    return jax.lax.platform_dependent(
+        cotangent, ids, cuda=ordered, rocm=ordered, default=transposed
+    ), None
 
 
 lookup.defvjp(_lookup_forward, _lookup_backward)
@@ -187,7 +193,9 @@ def learned(module: nn.Module, position: jax.Array) -> jax.Array:
     Positions from max_positions on give NaN instead of JAX's clamped index.
     """
     c = module.config
-    init = nn.with_logical_partitioning(nn.initializers.normal(c.d_model**-0.5), ("position", "table"))
+    init = nn.with_logical_partitioning(
+        nn.initializers.normal(c.d_model**-0.5), ("position", "table")
+    )
     table: Any = module.param("table", init, (c.max_positions, c.d_model), jnp.float32)
     return lookup(table, position, module.dtype)
 
@@ -205,7 +213,11 @@ class PositionVectors(nn.Module):
     @nn.compact
     def __call__(self, position: jax.Array) -> jax.Array:
         vectors = POSITIONS.load(self.config.position).vectors
-        return vectors(self, position).astype(self.dtype) if vectors else jnp.zeros((*position.shape, 1), self.dtype)
+        return (
+            vectors(self, position).astype(self.dtype)
+            if vectors
+            else jnp.zeros((*position.shape, 1), self.dtype)
+        )
 
 
 class PositionBias(nn.Module):

@@ -54,10 +54,14 @@ class DecoderLayer(nn.Module):
         self.residual_cross = Residual(self.config, self.dtype)
         self.residual_ffn = Residual(self.config, self.dtype)
 
-    def __call__(self, x_BxTxD: jax.Array, memory_BxSxD: jax.Array, inputs: MixerInputs, cross_mask: Mask) -> jax.Array:
+    def __call__(
+        self, x_BxTxD: jax.Array, memory_BxSxD: jax.Array, inputs: MixerInputs, cross_mask: Mask
+    ) -> jax.Array:
         noise = inputs.noise
         x = self.residual_attention(x_BxTxD, lambda y: self.mixer(y, inputs), noise)
-        x = self.residual_cross(x, lambda y: self.cross_attention(y, memory_BxSxD, cross_mask, noise), noise)
+        x = self.residual_cross(
+            x, lambda y: self.cross_attention(y, memory_BxSxD, cross_mask, noise), noise
+        )
         return self.residual_ffn(x, lambda y: self.feed_forward(y, noise), noise)
 
     def step(self, x_BxKxD, self_cache, cross_cache, source_mask_BxS, position):
@@ -70,7 +74,9 @@ class DecoderLayer(nn.Module):
             return out
 
         def cross_attention(y):
-            return self.cross_attention.over(y, *from_decoding_layout(*cross_cache), source_mask_BxS[:, None, None])
+            return self.cross_attention.over(
+                y, *from_decoding_layout(*cross_cache), source_mask_BxS[:, None, None]
+            )
 
         x = self.residual_attention(x_BxKxD, mixer, None)
         x = self.residual_cross(x, cross_attention, None)
@@ -108,8 +114,12 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, noise: Noise | None) -> jax.Array:
         c = self.config
-        up = Einsum("...d,df->...f", (c.d_model, c.d_ff), ("embed", "mlp"), use_bias=True, dtype=self.dtype)
-        down = Einsum("...f,fd->...d", (c.d_ff, c.d_model), ("mlp", "embed"), use_bias=True, dtype=self.dtype)
+        up = Einsum(
+            "...d,df->...f", (c.d_model, c.d_ff), ("embed", "mlp"), use_bias=True, dtype=self.dtype
+        )
+        down = Einsum(
+            "...f,fd->...d", (c.d_ff, c.d_model), ("mlp", "embed"), use_bias=True, dtype=self.dtype
+        )
         hidden = ACTIVATIONS.load(c.activation)(up(x))
         return down(Dropout(c.dropout_ffn, name="hidden_dropout")(hidden, noise))
 

@@ -85,11 +85,17 @@ class Transformer(nn.Module):
             self.source_embedding = embedding(rows(self.source_vocab))
             self.target_embedding = embedding(rows(self.target_vocab))
         untied = c.tie_embeddings == "none"
-        self.output_embedding = embedding(rows(self.target_vocab)) if untied else self.target_embedding
+        self.output_embedding = (
+            embedding(rows(self.target_vocab)) if untied else self.target_embedding
+        )
         if c.output_bias:
             init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
-            self.output_bias: Any = self.param("output_bias", init, (rows(self.target_vocab),), jnp.float32)
-        self.source_positions, self.target_positions = (PositionVectors(c, self.dtype) for _ in range(2))
+            self.output_bias: Any = self.param(
+                "output_bias", init, (rows(self.target_vocab),), jnp.float32
+            )
+        self.source_positions, self.target_positions = (
+            PositionVectors(c, self.dtype) for _ in range(2)
+        )
         self.decoder_start_token = DecoderStart(c, self.dtype)
         encoder_layer, decoder_layer = EncoderLayer, DecoderLayer
         if self.remat != "none":
@@ -125,11 +131,15 @@ class Transformer(nn.Module):
     @_with_matmul_precision
     def hidden(self, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
         """Return the decoder output [B, T, D], the input of `logits`."""
-        memory_BxSxD = self.encode(batch["source"], batch["source_segments"], batch["source_positions"], noise)
+        memory_BxSxD = self.encode(
+            batch["source"], batch["source_segments"], batch["source_positions"], noise
+        )
         return self.decode(memory_BxSxD, batch, noise)
 
     @_with_matmul_precision
-    def encode(self, source_BxS, segments_BxS, positions_BxS, noise: Noise | None = None) -> jax.Array:
+    def encode(
+        self, source_BxS, segments_BxS, positions_BxS, noise: Noise | None = None
+    ) -> jax.Array:
         """Return the encoder output [B, S, D] (3.1). Attention ignores padding."""
         x = self.source_embedding(source_BxS) + self.source_positions(positions_BxS)  # 3.4, 3.5
         x = constrain(self.source_dropout(x, noise))
@@ -139,7 +149,9 @@ class Transformer(nn.Module):
         return self.encoder_norm(x) if self.final_norm else x
 
     @_with_matmul_precision
-    def decode(self, memory_BxSxD: jax.Array, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
+    def decode(
+        self, memory_BxSxD: jax.Array, batch: dict[str, jax.Array], noise: Noise | None = None
+    ) -> jax.Array:
         """Return the decoder output [B, T, D] for known targets (3.1), as in training.
 
         In each segment the targets are shifted right by one, behind the start token.
@@ -147,11 +159,14 @@ class Transformer(nn.Module):
         embedding = self.target_embedding
         position, segments = batch["target_positions"], batch["target_segments"]
         shifted = jnp.pad(embedding(batch["target"]), ((0, 0), (1, 0), (0, 0)))[:, :-1]
-        x = jnp.where((position == 0)[..., None], self.decoder_start_token(embedding), shifted) + self.target_positions(
-            position
-        )
+        x = jnp.where(
+            (position == 0)[..., None], self.decoder_start_token(embedding), shifted
+        ) + self.target_positions(position)
         x = constrain(self.target_dropout(x, noise))
-        inputs, cross_mask = MixerInputs(segments, position, noise), SegmentMask(segments, batch["source_segments"])
+        inputs, cross_mask = (
+            MixerInputs(segments, position, noise),
+            SegmentMask(segments, batch["source_segments"]),
+        )
         for layer in self.decoder:
             x = constrain(layer(x, memory_BxSxD, inputs, cross_mask))
         return self.decoder_norm(x) if self.final_norm else x
@@ -179,8 +194,15 @@ class Transformer(nn.Module):
     @property
     def output_params(self) -> tuple[str, ...]:
         """Names of the top-level parameters that `logits` reads."""
-        names = {"all": "shared_embedding", "decoder": "target_embedding", "none": "output_embedding"}
-        return (names[self.config.tie_embeddings], *(("output_bias",) if self.config.output_bias else ()))
+        names = {
+            "all": "shared_embedding",
+            "decoder": "target_embedding",
+            "none": "output_embedding",
+        }
+        return (
+            names[self.config.tie_embeddings],
+            *(("output_bias",) if self.config.output_bias else ()),
+        )
 
     @_with_matmul_precision
     def start_cache(self, source_BxS: jax.Array, beam_size: int, length: int) -> dict[str, Any]:
@@ -198,8 +220,13 @@ class Transformer(nn.Module):
         # Padding gets position 0: it may extend beyond a table of learned positions.
         positions_BxS = jnp.where(mask_BxS, jnp.arange(source_BxS.shape[1]), 0)
         memory_BxSxD = self.encode(source_BxS, mask_BxS.astype(jnp.int32), positions_BxS)
-        cross = [decoding_layout(*layer.cross_attention.keys_values(memory_BxSxD)) for layer in self.decoder]
-        own = [layer.mixer.empty_cache(len(source_BxS), beam_size, length) for layer in self.decoder]
+        cross = [
+            decoding_layout(*layer.cross_attention.keys_values(memory_BxSxD))
+            for layer in self.decoder
+        ]
+        own = [
+            layer.mixer.empty_cache(len(source_BxS), beam_size, length) for layer in self.decoder
+        ]
         return {"self": own, "cross": {"layers": cross, "mask": mask_BxS}}
 
     @_with_matmul_precision
@@ -211,10 +238,14 @@ class Transformer(nn.Module):
             position: int32 [].
         """
         embedding = self.target_embedding
-        x_BxKxD = jnp.where(position == 0, self.decoder_start_token(embedding), embedding(tokens_BxK))
+        x_BxKxD = jnp.where(
+            position == 0, self.decoder_start_token(embedding), embedding(tokens_BxK)
+        )
         x_BxKxD += self.target_positions(position)
         self_cache = []
-        for layer, old, cross in zip(self.decoder, cache["self"], cache["cross"]["layers"], strict=True):
+        for layer, old, cross in zip(
+            self.decoder, cache["self"], cache["cross"]["layers"], strict=True
+        ):
             x_BxKxD, new = layer.step(x_BxKxD, old, cross, cache["cross"]["mask"], position)
             self_cache.append(new)
         x_BxKxD = self.decoder_norm(x_BxKxD) if self.final_norm else x_BxKxD

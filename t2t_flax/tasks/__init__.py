@@ -44,7 +44,9 @@ class Predictions:
     def __post_init__(self):
         if not self.references or any(len(r) != len(self.hypotheses) for r in self.references):
             lengths = ", ".join(str(len(lines)) for lines in self.references)
-            raise ValueError(f"{len(self.hypotheses)} hypotheses, references of {lengths or 'no'} lines")
+            raise ValueError(
+                f"{len(self.hypotheses)} hypotheses, references of {lengths or 'no'} lines"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +78,9 @@ class SentenceStatistics:
     def entry(self) -> Entry:
         """Return the score as a record stores it."""
         texts = {"signature": self.signature(), **self.details, "how": self.method}
-        return {"score": round(self.corpus_score, 4)} | {name: value for name, value in texts.items() if value != ""}
+        return {"score": round(self.corpus_score, 4)} | {
+            name: value for name, value in texts.items() if value != ""
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +147,12 @@ class Task(abc.ABC):
 
     def __init__(self, config: Config):
         self.config = config
-        added = [METRICS.load(name) for name, row in METRICS.items() if any(map(config.value, row.keys))]
-        self.metrics = tuple(metric for metric in (*type(self).metrics, *added) if metric.applies(config))
+        added = [
+            METRICS.load(name) for name, row in METRICS.items() if any(map(config.value, row.keys))
+        ]
+        self.metrics = tuple(
+            metric for metric in (*type(self).metrics, *added) if metric.applies(config)
+        )
 
     def of_set(self, name: str) -> "Task":
         """Return the task of a training source, validation or test set, in its languages."""
@@ -156,7 +164,10 @@ class Task(abc.ABC):
 
         Called once, before a run is prepared, trained or opened.
         """
-        name, known = self.config.eval.metric, [m.training_name for m in (*model_metrics(), *self.metrics)]
+        name, known = (
+            self.config.eval.metric,
+            [m.training_name for m in (*model_metrics(), *self.metrics)],
+        )
         if name not in known:
             raise UserError(
                 f"config.eval.metric = {name!r} is not a metric of config.data.task = "
@@ -227,7 +238,11 @@ class Task(abc.ABC):
         """
         shown = [metric for metric in self.metrics if metric.name in scores]
         lines = [metric.describe(scores[metric.name]) for metric in shown if metric.statistics]
-        last = [f"{m.display_name} {scores[m.name]['score']:.1f}{m.unit}" for m in shown if not m.statistics]
+        last = [
+            f"{m.display_name} {scores[m.name]['score']:.1f}{m.unit}"
+            for m in shown
+            if not m.statistics
+        ]
         return [*lines, "  " + "   ".join([*last, f"perplexity {scores['perplexity']:.3f}"])]
 
 
@@ -250,7 +265,9 @@ def lower_is_better(name: str) -> bool:
     sets (`NAME/SET`). Raises UserError for a name that no task has.
     """
     of_tasks = (metric for task in TASKS.load_all() for metric in task.metrics)
-    if metric := find_metric(itertools.chain(model_metrics(), of_tasks, METRICS.load_all()), name.partition("/")[0]):
+    if metric := find_metric(
+        itertools.chain(model_metrics(), of_tasks, METRICS.load_all()), name.partition("/")[0]
+    ):
         return not metric.higher_is_better
     raise UserError(f"no task has a metric {name!r}.")
 

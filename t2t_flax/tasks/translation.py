@@ -32,11 +32,16 @@ _NO_WORD_BOUNDARIES = ("th", "lo", "km", "my", "shn", "bo", "dz")
 
 Its Flores-200 SentencePiece model is used, and TER makes no sense.
 """
-_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(_NO_WORD_BOUNDARIES, "flores200")
+_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(
+    _NO_WORD_BOUNDARIES, "flores200"
+)
 """sacreBLEU's tokenizers for languages that Moses cannot divide into words."""
 _SPACED_SCRIPTS = ("Latn", "Cyrl")
 """Scripts with spaces between words, in any language."""
-_HAN, _KANA = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af", "\u3041-\u30ff\u31f0-\u31ff"
+_HAN, _KANA = (
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af",
+    "\u3041-\u30ff\u31f0-\u31ff",
+)
 _UNSPACED = _HAN + _KANA + "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\ua9e0-\ua9ff\uaa60-\uaa7f"
 """Scripts without spaces between words, with Thai, Lao, Tibetan, Burmese, Khmer."""
 _NOT_DIVIDED = {
@@ -109,14 +114,21 @@ def recipe(name: str, config: Config) -> Recipe:
     ours, moses = (importlib.metadata.version(package) for package in ("sacrebleu", "sacremoses"))
     rules = f"sacremoses {moses} with the rules of language {_moses_rules(language)[1]}"
     if name in ("sacrebleu", "chrf", "chrf++", "ter"):
-        text = f"both sides detokenized and unescaped by {rules}." if pretokenized else "the text as it is."
+        text = (
+            f"both sides detokenized and unescaped by {rules}."
+            if pretokenized
+            else "the text as it is."
+        )
         prepare = detokenizer(language) if pretokenized else list
         if name == "sacrebleu":
             tokenizer = tokenizer_of(config.eval.sacrebleu_tokenizer, language)
             method = f"sacreBLEU {ours}, tokenizer {tokenizer}, on {text}"
             return Recipe(prepare, dict(tokenize=tokenizer), method, tokenizer=tokenizer)
         if name == "ter":
-            method = f"TER of sacreBLEU {ours}: edits in percent of the reference's words, lower is better; on {text}"
+            method = (
+                f"TER of sacreBLEU {ours}: edits in percent of the reference's words, lower is"
+                f" better; on {text}"
+            )
             asian_words = tokenizer_of("auto", language) in ("zh", "ja-mecab")
             asian = dict(normalized=True, asian_support=True) if asian_words else {}
             return Recipe(prepare, asian, method, "TER")
@@ -125,15 +137,21 @@ def recipe(name: str, config: Config) -> Recipe:
         return Recipe(prepare, settings, method, "CHRF")
     tokenize = list if pretokenized else _tokenizer(language)
     tokens = "the text's own Moses tokens" if pretokenized else f"Moses tokens by {rules}"
-    arithmetic = f"the arithmetic of multi-bleu (sacreBLEU {ours}, tokenizer none, no smoothing), cased as the text is"
+    arithmetic = (
+        f"the arithmetic of multi-bleu (sacreBLEU {ours}, tokenizer none, no smoothing), cased as"
+        " the text is"
+    )
     settings = dict(tokenize="none", smooth_method="none", force=True)
     if name == "tokenized_bleu":
         return Recipe(tokenize, settings, f"{tokens} on both sides, then {arithmetic}.")
     method = (
-        f"The steps of tensor2tensor's get_ende_bleu.sh on both sides: Unicode punctuation replaced (sacremoses {moses}), "
-        f"{tokens}, each hyphen between two non-spaces made a token; then {arithmetic}."
+        "The steps of tensor2tensor's get_ende_bleu.sh on both sides: Unicode punctuation replaced"
+        f" (sacremoses {moses}), {tokens}, each hyphen between two non-spaces made a token; then"
+        f" {arithmetic}."
     )
-    return Recipe(lambda lines: split_compounds(tokenize(replace_punctuation(lines))), settings, method)
+    return Recipe(
+        lambda lines: split_compounds(tokenize(replace_punctuation(lines))), settings, method
+    )
 
 
 def sacrebleu_statistics(steps: Recipe, predictions: Predictions) -> SentenceStatistics:
@@ -144,16 +162,24 @@ def sacrebleu_statistics(steps: Recipe, predictions: Predictions) -> SentenceSta
     """
     metric = steps.metric()
     if missing := [
-        n for n, lines in enumerate(zip(*predictions.references, strict=True), 1) if not any(map(has_text, lines))
+        n
+        for n, lines in enumerate(zip(*predictions.references, strict=True), 1)
+        if not any(map(has_text, lines))
     ]:
         raise UserError(
-            f"{len(missing)} lines have no reference, the first is line {missing[0]}: evaluate again, which leaves them out."
+            f"{len(missing)} lines have no reference, the first is line {missing[0]}: evaluate"
+            " again, which leaves them out."
         )
     references = [
-        [text if has_text(line) else None for line, text in zip(lines, steps.prepare(lines), strict=True)]
+        [
+            text if has_text(line) else None
+            for line, text in zip(lines, steps.prepare(lines), strict=True)
+        ]
         for lines in predictions.references
     ]  # sacreBLEU scores by the references that are not None
-    statistics = metric._extract_corpus_statistics(steps.prepare(predictions.hypotheses), references)
+    statistics = metric._extract_corpus_statistics(
+        steps.prepare(predictions.hypotheses), references
+    )
     values = np.array(statistics, np.float64)
 
     def score(sums: np.ndarray) -> float:
@@ -174,7 +200,11 @@ def sacrebleu_statistics(steps: Recipe, predictions: Predictions) -> SentenceSta
             "hypothesis_length": bleu.sys_len,
             "reference_length": bleu.ref_len,
         }
-    undivided = undivided_lines(steps.tokenizer, filter(None, itertools.chain(*references))) if steps.tokenizer else 0
+    undivided = (
+        undivided_lines(steps.tokenizer, filter(None, itertools.chain(*references)))
+        if steps.tokenizer
+        else 0
+    )
     if undivided:
         details["undivided_references"] = undivided
         _warn_of_undivided(steps.tokenizer, undivided)
@@ -218,7 +248,13 @@ def _has_moses_rules(config: Config) -> bool:
 
 
 METRICS = [
-    Metric("sacrebleu", "sacreBLEU", statistics=_statistics("sacrebleu"), log_name="bleu", confidence_interval=True),
+    Metric(
+        "sacrebleu",
+        "sacreBLEU",
+        statistics=_statistics("sacrebleu"),
+        log_name="bleu",
+        confidence_interval=True,
+    ),
     Metric(
         "tokenized_bleu",
         "tokenized BLEU",
@@ -290,11 +326,14 @@ def _check_languages(spec: str, key: str, data: Data) -> None:
         side = "target" if i else "source"
         name, given = f"config.data.{side}_language", getattr(data, f"{side}_language")
         if not given:
-            raise UserError(f"{key} = {spec!r} does not say the {side} language: set {name}, such as --{name}=de.")
+            raise UserError(
+                f"{key} = {spec!r} does not say the {side} language: set {name}, such as"
+                f" --{name}=de."
+            )
         if named and named.group != Language.read(given).group:
             raise UserError(
-                f"{key} = {spec!r} names the {side} language {named.code}, and {name} = {given}: set --{name}={named.code}, or "
-                "rename the file."
+                f"{key} = {spec!r} names the {side} language {named.code}, and {name} = {given}:"
+                f" set --{name}={named.code}, or rename the file."
             )
 
 
@@ -332,13 +371,15 @@ class Translation(Task):
             sacrebleu.BLEU(tokenize=name)
         except (Exception, SystemExit) as error:  # sacreBLEU exits when TLS fails during a download
             advice = (
-                f"with network access, run python -c \"from sacrebleu.metrics import BLEU; BLEU(tokenize='{name}')\", then "
-                f"copy ~/.sacrebleu/models to {sacrebleu.utils.SACREBLEU_DIR}/models here"
+                'with network access, run python -c "from sacrebleu.metrics import BLEU;'
+                f" BLEU(tokenize='{name}')\", then copy ~/.sacrebleu/models to"
+                f" {sacrebleu.utils.SACREBLEU_DIR}/models here"
             )
             if name.endswith("-mecab"):
                 advice = f"pip install 'sacrebleu[{name.partition('-')[0]}]'"
             why = f" and config.data.target_language = {language}" if setting == "auto" else ""
             raise UserError(
-                f"config.eval.sacrebleu_tokenizer = {setting}{why} need sacreBLEU's tokenizer {name}, which is missing "
-                f"({' '.join(str(error).split())}): {advice}, or score characters: --config.eval.sacrebleu_tokenizer=char."
+                f"config.eval.sacrebleu_tokenizer = {setting}{why} need sacreBLEU's tokenizer"
+                f" {name}, which is missing ({' '.join(str(error).split())}): {advice}, or score"
+                " characters: --config.eval.sacrebleu_tokenizer=char."
             ) from None

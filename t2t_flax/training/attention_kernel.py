@@ -31,9 +31,14 @@ def attention_kernel(config: Config, dtype: jnp.dtype, platform: str = "") -> tu
     for name, module in ATTENTION_KERNELS.items():
         kernel = ATTENTION_KERNELS.load(name) if module and wanted in ("auto", name) else None
         if kernel and kernel.PLATFORM == platform:
-            reason = kernel.unavailable() or (kernel.slower(_length(config)) if wanted == "auto" else "")
+            reason = kernel.unavailable() or (
+                kernel.slower(_length(config)) if wanted == "auto" else ""
+            )
             return ("einsum", reason) if reason else (name, "")
-    return "einsum", f"no kernel on {platform}" if wanted == "auto" else f"{wanted} does not run on {platform}"
+    return (
+        "einsum",
+        f"no kernel on {platform}" if wanted == "auto" else f"{wanted} does not run on {platform}",
+    )
 
 
 def explain_attention(config: Config, dtype: jnp.dtype) -> list[str]:
@@ -41,10 +46,17 @@ def explain_attention(config: Config, dtype: jnp.dtype) -> list[str]:
     name, reason = attention_kernel(config, dtype)
     if not reason and not _takes(name, config):
         d_k, d_v = config.model.head_widths
-        name, reason = "einsum", f"{name} does not take rows of {_length(config)} and heads of {d_k} and {d_v}"
+        name, reason = (
+            "einsum",
+            f"{name} does not take rows of {_length(config)} and heads of {d_k} and {d_v}",
+        )
     if reason:
         return ["attention", f"  einsum on {jax.default_backend()}: {reason}"]
-    return ["attention", f"  {name} in training, where there is no position bias or window", "  einsum in decoding"]
+    return [
+        "attention",
+        f"  {name} in training, where there is no position bias or window",
+        "  einsum in decoding",
+    ]
 
 
 def _length(config: Config) -> int:

@@ -43,7 +43,9 @@ class CheckpointChoice:
 
     def __post_init__(self):
         if self.best and (self.step is not None or self.average):
-            raise UserError("--best cannot be combined with --step or --average: give one or the other.")
+            raise UserError(
+                "--best cannot be combined with --step or --average: give one or the other."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +105,9 @@ def restore_chosen(
             intact += 1
             if (digest := meta["digests"]["tokenizer"]) != tokenizer:
                 raise UserError(
-                    f"checkpoint {step} in {workdir} belongs to another tokenizer (digest {digest[:12]}) than "
-                    f"{workdir / 'tokenizer'} (digest {tokenizer[:12]}): restore the run's own tokenizer."
+                    f"checkpoint {step} in {workdir} belongs to another tokenizer (digest"
+                    f" {digest[:12]}) than {workdir / 'tokenizer'} (digest {tokenizer[:12]}):"
+                    " restore the run's own tokenizer."
                 )
             steps = tuple(other for _, other in meta.get("averaged", [])) or (step,)
             one = RestoredParams(params, steps, metric, tuple(recorded_changes(meta)))
@@ -147,8 +150,9 @@ def _chosen_steps(
     metrics = checkpoints.metrics() if choice.best else {}
     if not metrics and choice.best and not choice.at_most:
         raise UserError(
-            f"no checkpoint in {workdir} has a config.eval.metric = {key}: train with a validation set "
-            "(config.data.valid), eval.every_steps or eval.decode_every_steps, and checkpoint.keep_best."
+            f"no checkpoint in {workdir} has a config.eval.metric = {key}: train with a validation"
+            " set (config.data.valid), eval.every_steps or eval.decode_every_steps, and"
+            " checkpoint.keep_best."
         )
     if not metrics:
         return newest, None
@@ -156,7 +160,10 @@ def _chosen_steps(
     with contextlib.suppress(DamagedCheckpoint):
         progress = checkpoints.meta(steps[-1])["progress"]
         if (progress.get("best_metric") or -math.inf) > metrics[best]:
-            lost = f"{workdir} had its best {key} at step {progress['best_step']}, which has no intact checkpoint"
+            lost = (
+                f"{workdir} had its best {key} at step {progress['best_step']}, which has no intact"
+                " checkpoint"
+            )
             log.warning("%s: using step %d, the best of the others", lost, best)
     return [best], metrics[best]
 
@@ -169,10 +176,16 @@ def regular_steps(config: Config, updates_per_epoch: int, last: int) -> Iterator
     checkpoints as a run that was started with the final length.
     """
     end = 0 if config.checkpoint.every_epochs else config.train.steps
-    return (step for step in range(last, 0, -1) if step == end or is_scheduled(config, updates_per_epoch, step))
+    return (
+        step
+        for step in range(last, 0, -1)
+        if step == end or is_scheduled(config, updates_per_epoch, step)
+    )
 
 
-def _last_regular(workdir: epath.Path, config: Config, checkpoints: Checkpoints, choice: CheckpointChoice) -> list[int]:
+def _last_regular(
+    workdir: epath.Path, config: Config, checkpoints: Checkpoints, choice: CheckpointChoice
+) -> list[int]:
     """Return the steps to average, newest first.
 
     Missing steps raise UserError, or log a warning with `choice.at_most`.
@@ -190,12 +203,14 @@ def _last_regular(workdir: epath.Path, config: Config, checkpoints: Checkpoints,
     there = list(itertools.takewhile(steps.__contains__, wanted))
     c = config.checkpoint
     why = (
-        f"of the regular checkpoints {wanted} {workdir} has {there} (config.checkpoint.every_steps = "
-        f"{c.every_steps}, keep_last = {c.keep_last}); those of a stop or an evaluation do not count"
+        f"of the regular checkpoints {wanted} {workdir} has {there} (config.checkpoint.every_steps"
+        f" = {c.every_steps}, keep_last = {c.keep_last}); those of a stop or an evaluation do not"
+        " count"
     )
     if len(there) < choice.average and not choice.at_most:
         raise UserError(
-            f"cannot average {choice.average} checkpoints: {why}. Choose a smaller number, or continue training."
+            f"cannot average {choice.average} checkpoints: {why}. Choose a smaller number, or"
+            " continue training."
         )
     if there != wanted:
         log.warning("averaging fewer than %d checkpoints: %s", choice.average, why)
@@ -209,15 +224,19 @@ def _only_part(
 
     Raises UserError if they do not satisfy the choice.
     """
-    if choice.step not in (None, *model.steps[:1]) or not choice.at_most and (choice.best or choice.average > 1):
+    if (
+        choice.step not in (None, *model.steps[:1])
+        or not choice.at_most
+        and (choice.best or choice.average > 1)
+    ):
         raise UserError(
-            f"{workdir} is a model of step {' and '.join(map(str, model.steps))}, not a run with checkpoints: leave "
-            "out --step, --average and --best."
+            f"{workdir} is a model of step {' and '.join(map(str, model.steps))}, not a run with"
+            " checkpoints: leave out --step, --average and --best."
         )
     if model.tokenizer != tokenizer:
         raise UserError(
-            f"{workdir / 'tokenizer'} (digest {tokenizer[:12]}) is not the tokenizer of the model beside it (digest "
-            f"{model.tokenizer[:12]}): restore the model's own."
+            f"{workdir / 'tokenizer'} (digest {tokenizer[:12]}) is not the tokenizer of the model"
+            f" beside it (digest {model.tokenizer[:12]}): restore the model's own."
         )
     return RestoredParams(model.params(abstract), model.steps, dtype=model.dtype)
 
@@ -236,14 +255,20 @@ def mean(several: Iterable[RestoredParams]) -> RestoredParams:
     total = jax.tree.map(lambda x: _scaled(x, len(steps)), first.params)
     while other is not None:
         weight = len(other.steps)
-        total = jax.tree.map(lambda sum_, x, weight=weight: _add_weighted(sum_, x, weight), total, other.params)
+        total = jax.tree.map(
+            lambda sum_, x, weight=weight: _add_weighted(sum_, x, weight), total, other.params
+        )
         steps += other.steps
         changes += tuple(change for change in other.config_changes if change not in changes)
         other = None  # frees it before the next one is restored
         other = next(several, None)
-    return RestoredParams(jax.tree.map(lambda x: _divided(x, len(steps)), total), steps, None, changes)
+    return RestoredParams(
+        jax.tree.map(lambda x: _divided(x, len(steps)), total), steps, None, changes
+    )
 
 
 _scaled = jax.jit(lambda x, by: by * x.astype(jnp.float32), donate_argnums=0)
-_add_weighted = jax.jit(lambda total, x, weight: total + weight * x.astype(jnp.float32), donate_argnums=0)
+_add_weighted = jax.jit(
+    lambda total, x, weight: total + weight * x.astype(jnp.float32), donate_argnums=0
+)
 _divided = jax.jit(lambda total, by: total / by, donate_argnums=0)

@@ -71,8 +71,9 @@ class DamagedCheckpoint(UserError):
 
     def __init__(self, checkpoint: epath.Path, reason: str):
         super().__init__(
-            f"checkpoint {checkpoint.name} in {checkpoint.parent} is damaged: {reason}. Restore "
-            f"{checkpoint} from a backup, or move it to another folder and use the checkpoint before it."
+            f"checkpoint {checkpoint.name} in {checkpoint.parent} is damaged: {reason}. Restore"
+            f" {checkpoint} from a backup, or move it to another folder and use the checkpoint"
+            " before it."
         )
         self.reason = reason
 
@@ -106,12 +107,15 @@ class Checkpoints:
     def _list(self) -> None:
         """List the folder in process 0, and send the steps to all processes."""
         listed = finished_steps(self.folder) if self.group.is_lead else []
-        self._steps = json.loads(self.group.broadcast("the list of checkpoints", json.dumps(listed)))
+        self._steps = json.loads(
+            self.group.broadcast("the list of checkpoints", json.dumps(listed))
+        )
         for step in self._steps if self.group.count > 1 else ():
             if not appears(self.folder / str(step)):
                 raise UserError(
-                    f"{self.group.name_of(self.group.index)} does not see checkpoint {step} in {self.folder}, "
-                    "which process 0 sees: is the folder shared by all hosts, and mounted?"
+                    f"{self.group.name_of(self.group.index)} does not see checkpoint {step} in"
+                    f" {self.folder}, which process 0 sees: is the folder shared by all hosts, and"
+                    " mounted?"
                 )
 
     def steps(self) -> list[int]:
@@ -134,7 +138,9 @@ class Checkpoints:
 
     # Saving
 
-    def save(self, state: "TrainState", meta: Mapping[str, Any], metric: float | None = None) -> None:
+    def save(
+        self, state: "TrainState", meta: Mapping[str, Any], metric: float | None = None
+    ) -> None:
         """Copy the trees of `state` that are not None, and write them in the background.
 
         Waits for the previous save. Raises UserError if either save fails for lack of space.
@@ -170,14 +176,21 @@ class Checkpoints:
 
         # With active_processes Orbax synchronizes through the coordinator. Otherwise it would
         # compile a collective.
-        processes = ocp.options.MultiprocessingOptions(active_processes=set(range(self.group.count)))
+        processes = ocp.options.MultiprocessingOptions(
+            active_processes=set(range(self.group.count))
+        )
         handler = ocp.CompositeCheckpointHandler(
             composite_options=ocp.CompositeOptions(multiprocessing_options=processes),
             meta=ocp.JsonCheckpointHandler(multiprocessing_options=processes),
-            **{name: ocp.StandardCheckpointHandler(multiprocessing_options=processes) for name in _ITEMS},
+            **{
+                name: ocp.StandardCheckpointHandler(multiprocessing_options=processes)
+                for name in _ITEMS
+            },
         )
         options = ocp.AsyncOptions(timeout_secs=3600, post_finalization_callback=self._flush)
-        return ocp.AsyncCheckpointer(handler, async_options=options, multiprocessing_options=processes)
+        return ocp.AsyncCheckpointer(
+            handler, async_options=options, multiprocessing_options=processes
+        )
 
     def _flush(self) -> None:
         """Sync the unfinished checkpoint to disk, before Orbax renames it to its step."""
@@ -260,7 +273,9 @@ class Checkpoints:
         The caller holds the lock of the workdir.
         """
         names = list_names(self.folder) if self.group.is_lead else []
-        unfinished = [name for name in names if name.isdigit() and not is_finished(self.folder / name)]
+        unfinished = [
+            name for name in names if name.isdigit() and not is_finished(self.folder / name)
+        ]
         half = rf"\d+{re.escape(_UNFINISHED)}(-\d+|-deleted)?"
         if names:
             _delete_patiently(self.folder, "|".join([half, *unfinished]))
@@ -301,10 +316,12 @@ class Checkpoints:
                 self._set_aside(damaged)
             return restored
         if damaged:
-            reasons = "\n".join(f"  {self.folder / str(step)}: {why}" for step, why in damaged.items())
+            reasons = "\n".join(
+                f"  {self.folder / str(step)}: {why}" for step, why in damaged.items()
+            )
             raise UserError(
-                f"all checkpoints in {self.folder} are damaged; they are left where they are:\n{reasons}\n"
-                "Restore one from a backup, or use another workdir."
+                f"all checkpoints in {self.folder} are damaged; they are left where they"
+                f" are:\n{reasons}\nRestore one from a backup, or use another workdir."
             )
         return None
 
@@ -324,16 +341,17 @@ class Checkpoints:
         meta = self.meta(step)
         if meta.get("params_only"):
             raise UserError(
-                f"{self.workdir} holds parameters alone, which cannot be resumed: start a new run from "
-                "them in another --workdir."
+                f"{self.workdir} holds parameters alone, which cannot be resumed: start a new run"
+                " from them in another --workdir."
             )
         check_same_model(stored_config(meta), config, f"checkpoint {step}")
         for name, digest in digests.items():
             saved = str(meta["digests"].get(name))
             if saved != digest:
                 raise UserError(
-                    f"checkpoint {step} in {self.workdir} was made with other {name} (digest {saved[:12]}, "
-                    f"now {digest[:12]}): use another --workdir, or restore the data."
+                    f"checkpoint {step} in {self.workdir} was made with other {name} (digest"
+                    f" {saved[:12]}, now {digest[:12]}): use another --workdir, or restore the"
+                    " data."
                 )
         trees = {name: tree for name in _ITEMS if (tree := getattr(abstract, name)) is not None}
         counter = jax.device_put(jnp.int32(step), abstract.step.sharding)
@@ -347,11 +365,14 @@ class Checkpoints:
         meta = self._together(step, lambda: read_meta(self.folder / str(step)))
         if meta.get("step", step) != step:
             raise UserError(
-                f"{self.folder / str(step)} holds the checkpoint of update {meta['step']}: rename the folder."
+                f"{self.folder / str(step)} holds the checkpoint of update {meta['step']}: rename"
+                " the folder."
             )
         return meta
 
-    def read(self, step: int, meta: Mapping[str, Any], abstract: Mapping[str, Any]) -> dict[str, Any]:
+    def read(
+        self, step: int, meta: Mapping[str, Any], abstract: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Read items of a checkpoint and compare their checksums.
 
         Args:
@@ -367,17 +388,21 @@ class Checkpoints:
         for name, tree in abstract.items():
             if differ := shape_differences(meta["arrays"].get(name, {}), array_shapes(tree)):
                 raise UserError(
-                    f"checkpoint {step} in {self.folder} does not fit this program: {name}: {differ}. It was "
-                    f"made by another version (t2t_flax {meta.get('version', 'unknown')}, this is {__version__}) "
-                    "or with another optimizer. Nothing was changed. Use the version that made it, or start a "
-                    "new run from its parameters."
+                    f"checkpoint {step} in {self.folder} does not fit this program: {name}:"
+                    f" {differ}. It was made by another version (t2t_flax"
+                    f" {meta.get('version', 'unknown')}, this is {__version__}) or with another"
+                    " optimizer. Nothing was changed. Use the version that made it, or start a new"
+                    " run from its parameters."
                 )
         # Not through Orbax's Checkpointer: its barrier would wait for a process whose read failed.
         handler, path = ocp.StandardCheckpointHandler(), self.folder / str(step)
 
         def read_all() -> dict[str, Any]:
             restore = ocp.args.StandardRestore
-            return {name: handler.restore(path / name, args=restore(tree)) for name, tree in abstract.items()}
+            return {
+                name: handler.restore(path / name, args=restore(tree))
+                for name, tree in abstract.items()
+            }
 
         # All processes take part in the checksum of a distributed array, so all must have read
         # their part. A failed read of Orbax prints tracebacks of its other reads: silence them.
@@ -423,7 +448,8 @@ def reporting_full_disk(folder: epath.Path) -> Iterator[None]:
             raise
         kept = ", ".join(map(str, finished_steps(folder))) or "none"
         raise UserError(
-            f"could not write a checkpoint: {first_line(error)}. Intact checkpoints: {kept}. {WRITE_HINT}"
+            f"could not write a checkpoint: {first_line(error)}. Intact checkpoints: {kept}."
+            f" {WRITE_HINT}"
         ) from error
 
 
@@ -464,7 +490,11 @@ def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
     Raises OSError, or ValueError if the metadata changed since the save.
     """
     stored = parse_json((checkpoint / "meta" / "metadata").read_text())
-    meta = {key: value for key, value in stored.items() if key != "digest"} if isinstance(stored, dict) else {}
+    meta = (
+        {key: value for key, value in stored.items() if key != "digest"}
+        if isinstance(stored, dict)
+        else {}
+    )
     if not meta or with_digest(meta) != stored:
         raise ValueError("meta/metadata is not what was saved")
     return meta
@@ -517,7 +547,9 @@ def is_scheduled(config: Config, updates_per_epoch: int, step: int) -> bool:
     return step > 0 and any(every and step % every == 0 for every in intervals)
 
 
-def kept_steps(facts: Mapping[int, tuple[bool | None, float | None]], last: int, best: int) -> set[int]:
+def kept_steps(
+    facts: Mapping[int, tuple[bool | None, float | None]], last: int, best: int
+) -> set[int]:
     """Return the steps to keep.
 
     They are the newest checkpoint, the `last` newest scheduled ones, and the `best` ones by metric.

@@ -49,7 +49,9 @@ def checksums(tree: PyTree) -> dict[str, int]:
         values = [_checksum_on_host(x) for x in jax.device_get(leaves)]
     else:
         values = jax.device_get(_checksums(leaves))
-    return {jax.tree_util.keystr(path): int(x) for (path, _), x in zip(with_paths, values, strict=True)}
+    return {
+        jax.tree_util.keystr(path): int(x) for (path, _), x in zip(with_paths, values, strict=True)
+    }
 
 
 @jax.jit

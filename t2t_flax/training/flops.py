@@ -97,7 +97,9 @@ def forward_products(model: Model, vocab: int, params: Params) -> Products:
     return Products(sides["source"], sides["target"], *layers)
 
 
-def training_products(config: Config, vocab: int, params: Params, parameters: Parameters | None = None) -> Products:
+def training_products(
+    config: Config, vocab: int, params: Params, parameters: Parameters | None = None
+) -> Products:
     """Return the products of a forward and a backward pass.
 
     With frozen parameters, a kernel has a gradient if it is trained. Its input has a gradient if a
@@ -112,14 +114,20 @@ def training_products(config: Config, vocab: int, params: Params, parameters: Pa
     trained = _with_gradient(params, parameters or parameters_of(config))
     if trained is None:
         return Products(*(3 * count for count in forward))
-    in_encoder = any(path.startswith(("shared_embedding/", "source_", "encoder_")) for path in trained)
+    in_encoder = any(
+        path.startswith(("shared_embedding/", "source_", "encoder_")) for path in trained
+    )
     inputs = {"source": in_encoder, "target": True}
     sides = {"source": forward.source, "target": forward.target}
     for path, size in _kernels(params):
         side = _side(path)
         sides[side] += size * ((path in trained) + inputs[side])
-    table = {"all": "shared_embedding", "decoder": "target_embedding", "none": "output_embedding"}[model.tie_embeddings]
-    sides["target"] += model.d_model * vocab * (1 + any(path.startswith(f"{table}/") for path in trained))
+    table = {"all": "shared_embedding", "decoder": "target_embedding", "none": "output_embedding"}[
+        model.tie_embeddings
+    ]
+    sides["target"] += (
+        model.d_model * vocab * (1 + any(path.startswith(f"{table}/") for path in trained))
+    )
     encoder = forward.encoder_mixers * (3 if in_encoder else 1)
     return Products(
         **sides,
@@ -160,7 +168,11 @@ def _side(path: str) -> str:
 
     Keys and values of cross-attention are computed from the source.
     """
-    of_source = path.startswith("encoder") or "/cross_attention/key/" in path or "/cross_attention/value/" in path
+    of_source = (
+        path.startswith("encoder")
+        or "/cross_attention/key/" in path
+        or "/cross_attention/value/" in path
+    )
     return "source" if of_source else "target"
 
 
@@ -168,10 +180,14 @@ def explain_flops(config: Config, params: Params, vocab: int, parameters: Parame
     """Return a section of `explain`: FLOPs per target token and of the whole run."""
     products = training_products(config, vocab, params, parameters)
     frozen = "" if _with_gradient(params, parameters) is None else ", none for what is frozen"
-    lines = [f"FLOPs of training per target token (forward and backward, 2 per multiply-add{frozen})"]
+    lines = [
+        f"FLOPs of training per target token (forward and backward, 2 per multiply-add{frozen})"
+    ]
     per_token = {n: products.flops(config.model, padded_tokens(1, n)) / n for n in (27, 64, 256)}
     for length, flops in per_token.items():
-        lines.append(f"  pairs of {length:3} + {length:3} tokens          {flops / 1e6:>11,.1f} million")
+        lines.append(
+            f"  pairs of {length:3} + {length:3} tokens          {flops / 1e6:>11,.1f} million"
+        )
     whole = per_token[27] * trained_tokens(config)
     lines.append(f"  whole run, pairs of 27 + 27         {whole:>11.2e} in all")
     return lines

@@ -41,7 +41,9 @@ def make_hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGrou
 
     The extensions may compile programs here, or raise UserError.
     """
-    return [hook for module in HOOKS.of(setup.config) for hook in module.hooks(setup, progress, group)]
+    return [
+        hook for module in HOOKS.of(setup.config) for hook in module.hooks(setup, progress, group)
+    ]
 
 
 def call_hooks(hooks: Iterable[Hook], moment: Moment, step: int, *arguments: object) -> None:

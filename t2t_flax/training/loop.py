@@ -76,7 +76,10 @@ def train(
     def log(step: int, values: dict[str, Any]) -> None:
         """Append a line to metrics.jsonl and call the log hooks, in process 0 only."""
         if writer:
-            tokens = {f"total_{side}_tokens": getattr(progress, f"{side}_tokens") for side in ("source", "target")}
+            tokens = {
+                f"total_{side}_tokens": getattr(progress, f"{side}_tokens")
+                for side in ("source", "target")
+            }
             writer.write(step, values | tokens)
             call_hooks(hooks, "log", step, values | tokens)
 
@@ -90,7 +93,9 @@ def train(
             return
         (step, batch, metrics), queued = queued, None
         with measure("step", seconds):
-            values: dict[str, Any] = {name: float(value) for name, value in jax.device_get(metrics).items()}
+            values: dict[str, Any] = {
+                name: float(value) for name, value in jax.device_get(metrics).items()
+            }
         source = batch.batch
         progress.source_tokens += source.source_tokens
         progress.target_tokens += source.target_tokens
@@ -172,7 +177,9 @@ def train(
             checkpoints.delete_old()
             start, seconds = progress.step, progress.seconds
             # Batches are prepared while the programs compile.
-            batches = stack.enter_context(Prefetcher(setup.batches, mesh, start, last, config.data.num_workers))
+            batches = stack.enter_context(
+                Prefetcher(setup.batches, mesh, start, last, config.data.num_workers)
+            )
             with measure("compile", seconds):
                 programs = compile_programs(train_program(setup), setup.batches.shapes, mesh)
                 valid_loss = validation_loss(setup)
@@ -180,7 +187,11 @@ def train(
                 for tree in (state.params, state.opt_state, state.ema):
                     checksums(tree)
             repeated = progress.evaluation_due
-            writer = MetricsWriter(setup.workdir, resume_step=start, evaluation_due=repeated) if lead else None
+            writer = (
+                MetricsWriter(setup.workdir, resume_step=start, evaluation_due=repeated)
+                if lead
+                else None
+            )
             hooks = make_hooks(setup, progress, group)  # may refuse the run
             if lead:
                 begin(setup.workdir, config)

@@ -38,7 +38,11 @@ number of real target tokens.
 
 
 def loss_sums(
-    config: Config, model: Transformer, params: Params, batch: dict[str, jax.Array], noise: Noise | None
+    config: Config,
+    model: Transformer,
+    params: Params,
+    batch: dict[str, jax.Array],
+    noise: Noise | None,
 ) -> tuple[jax.Array, Sums]:
     """Return (smoothed loss, all other sums) of rows [B, L], in float32."""
     hidden: Any = model.apply({"params": params}, batch, noise, method="hidden")
@@ -46,11 +50,15 @@ def loss_sums(
         hidden = (hidden.astype(jnp.float32) * config.model.d_model**-0.5).astype(hidden.dtype)
     sums, weights = _sums_and_weights(config, model, batch)
     table, bias = params[model.output_params[0]]["table"], params.get("output_bias")
-    loss, others = output_sums(sums, hidden, table, bias, batch["target"], weights, chunk=model.logits_chunk)
+    loss, others = output_sums(
+        sums, hidden, table, bias, batch["target"], weights, chunk=model.logits_chunk
+    )
     return loss, others | {"tokens": weights.sum()}
 
 
-def validation_sums(config: Config, model: Transformer, params: Params, batch: dict[str, jax.Array]) -> Sums:
+def validation_sums(
+    config: Config, model: Transformer, params: Params, batch: dict[str, jax.Array]
+) -> Sums:
     """Return all sums of rows [B, L], from float32 logits and without dropout.
 
     The smoothed loss is the sum "loss".
@@ -70,7 +78,9 @@ def _sums_and_weights(config: Config, model: Transformer, batch: dict[str, jax.A
 
 def zero_sums() -> tuple[jax.Array, Sums]:
     """Return the result of `loss_sums` for zero tokens."""
-    return jnp.zeros(()), {name: jnp.zeros(()) for name in ("nll", "accuracy", *TOKEN_METRICS, "tokens")}
+    return jnp.zeros(()), {
+        name: jnp.zeros(()) for name in ("nll", "accuracy", *TOKEN_METRICS, "tokens")
+    }
 
 
 def means(sums: Sums) -> Sums:
@@ -94,7 +104,9 @@ def token_sums(
     loss, sums = smoothed_cross_entropy(*keys, logits, targets, weights)
     if TOKEN_METRICS:
         real = jax.lax.stop_gradient(_masked(logits, vocab_size))
-        sums |= {name: jnp.sum(metric(real, targets) * weights) for name, metric in TOKEN_METRICS.items()}
+        sums |= {
+            name: jnp.sum(metric(real, targets) * weights) for name, metric in TOKEN_METRICS.items()
+        }
     return loss, sums
 
 
@@ -121,12 +133,18 @@ def smoothed_cross_entropy(
         targets: ids [...].
         weights: [...], 0 or 1.
     """
-    return _cross_entropy(label_smoothing, label_smoothing_over, vocab_size, logits, targets, weights)[0]
+    return _cross_entropy(
+        label_smoothing, label_smoothing_over, vocab_size, logits, targets, weights
+    )[0]
 
 
 def _cross_entropy(eps, over, vocab_size, logits, targets, weights):
-    statistics = functools.partial(jax.lax.platform_dependent, cuda=_statistics_in_one_pass, default=_statistics)
-    highest, sum_exp, total = statistics(_masked(logits, vocab_size), _masked(logits, vocab_size, 0.0))
+    statistics = functools.partial(
+        jax.lax.platform_dependent, cuda=_statistics_in_one_pass, default=_statistics
+    )
+    highest, sum_exp, total = statistics(
+        _masked(logits, vocab_size), _masked(logits, vocab_size, 0.0)
+    )
     log_z, kind = highest + jnp.log(sum_exp), jnp.finfo(logits.dtype)
     gold = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0].astype(jnp.float32)
     nll = jnp.sum((log_z - gold) * weights)
@@ -136,7 +154,9 @@ def _cross_entropy(eps, over, vocab_size, logits, targets, weights):
         loss = (1 - eps) * nll + eps * jnp.sum((log_z - total / classes) * weights)
     # XLA may skip the rounding of one of the two logits and not of the other. Equal logits would
     # then differ, so both are rounded here.
-    gold, highest_logit = (jax.lax.reduce_precision(x, kind.nexp, kind.nmant) for x in (gold, highest))
+    gold, highest_logit = (
+        jax.lax.reduce_precision(x, kind.nexp, kind.nmant) for x in (gold, highest)
+    )
     sums = {"nll": nll, "accuracy": jnp.sum((gold >= highest_logit) * weights)}
     return (loss, sums), (logits, targets, weights, highest, sum_exp)
 
@@ -164,7 +184,9 @@ def _statistics(logits: jax.Array, for_total: jax.Array) -> tuple[jax.Array, jax
     return highest, jnp.exp(logits - highest[..., None]).sum(-1), for_total.sum(-1)
 
 
-def _statistics_in_one_pass(logits: jax.Array, for_total: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _statistics_in_one_pass(
+    logits: jax.Array, for_total: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Compute `_statistics` in one pass over the logits in memory.
 
     On GPUs XLA would make three passes of `_statistics`.
@@ -214,11 +236,19 @@ def output_sums(
     Args:
         chunk: limit of tokens whose logits exist at the same time.
     """
-    return _output_sums(sums, table_VxD, bias_V, *_split(chunk, hidden_BxTxD, targets_BxT, weights_BxT))
+    return _output_sums(
+        sums, table_VxD, bias_V, *_split(chunk, hidden_BxTxD, targets_BxT, weights_BxT)
+    )
 
 
 def sums_without_gradient(
-    sums: SumFunction, logits: Callable[[jax.Array], jax.Array], hidden_BxTxD, targets_BxT, weights_BxT, *, chunk: int
+    sums: SumFunction,
+    logits: Callable[[jax.Array], jax.Array],
+    hidden_BxTxD,
+    targets_BxT,
+    weights_BxT,
+    *,
+    chunk: int,
 ) -> tuple[jax.Array, Sums]:
     """Compute `sums` for `logits(hidden [N, D])`, at most `chunk` tokens at a time."""
 

@@ -47,50 +47,76 @@ def describe_run(setup: TrainingSetup, group: ProcessGroup) -> list[str]:
     """Return lines about the data, the model, the batches and the devices of a run."""
     config, corpus, batches = setup.config, setup.corpus, setup.batches
     data, sizes = config.data, corpus.tokenizers.vocab_sizes
-    trained, frozen = (count_params(part, config, *sizes) for part in setup.parameters.split(setup.abstract.params))
+    trained, frozen = (
+        count_params(part, config, *sizes) for part in setup.parameters.split(setup.abstract.params)
+    )
     processes = f" of {group.count} processes" if group.count > 1 else ""
     return [
         f"{data.train}: {describe_train(config, corpus)}",
-        *(f"{name}: {store.describe()}" for name, store in corpus.valid.items() if store.meta["dropped"]),
-        f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "
-        f"{sizes[0]:,}{'' if data.joint_vocabulary else f' and {sizes[1]:,}'}, {setup.model.dtype.name} products",
-        f"batches: {data.batch_tokens:,} token slots a side, {batches.updates_per_epoch} updates an epoch, "
-        f"shapes {', '.join(map(str, batches.shapes))}",
-        f"devices: {jax.device_count()} x {jax.devices()[0].device_kind}{processes}, mesh {dict(setup.mesh.shape)}, Python "
-        f"{platform.python_version()}, jax {jax.__version__}",
+        *(
+            f"{name}: {store.describe()}"
+            for name, store in corpus.valid.items()
+            if store.meta["dropped"]
+        ),
+        (
+            f"model: {trained + frozen:,}"
+            f" parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary"
+            f" {sizes[0]:,}{'' if data.joint_vocabulary else f' and {sizes[1]:,}'},"
+            f" {setup.model.dtype.name} products"
+        ),
+        (
+            f"batches: {data.batch_tokens:,} token slots a side, {batches.updates_per_epoch}"
+            f" updates an epoch, shapes {', '.join(map(str, batches.shapes))}"
+        ),
+        (
+            f"devices: {jax.device_count()} x {jax.devices()[0].device_kind}{processes}, mesh"
+            f" {dict(setup.mesh.shape)}, Python {platform.python_version()}, jax {jax.__version__}"
+        ),
     ]
 
 
 def state_on_one_device(config: Config, sizes: tuple[int, int]) -> TrainState:
     """Return shapes and dtypes of the train state for these vocabulary sizes."""
     model = make_model(config, *sizes)
-    one = mesh_lib.make_mesh(dataclasses.replace(config.mesh, data=1, fsdp=1, tensor=1), jax.devices()[:1])
+    one = mesh_lib.make_mesh(
+        dataclasses.replace(config.mesh, data=1, fsdp=1, tensor=1), jax.devices()[:1]
+    )
     return abstract_state(config, model, make_optimizer(config), one)[0]
 
 
-def _parameters(config: Config, parameters: Parameters, params: Params, sizes: tuple[int, int]) -> list[str]:
+def _parameters(
+    config: Config, parameters: Parameters, params: Params, sizes: tuple[int, int]
+) -> list[str]:
     groups = parameter_groups(params, config, *sizes)
     total = sum(groups.values())
     lines = [f"parameters (vocabulary {sizes[1]:,})"]
     lines += [f"  {name:32} {count:>14,}" for name, count in sorted(groups.items())]
     lines.append(f"  {'all':32} {total:>14,}")
     trained, frozen = (count_params(part, config, *sizes) for part in parameters.split(params))
-    lines += [f"  {'trained':32} {trained:>14,}", f"  {'frozen':32} {frozen:>14,}"] if frozen else []
+    lines += (
+        [f"  {'trained':32} {trained:>14,}", f"  {'frozen':32} {frozen:>14,}"] if frozen else []
+    )
     return lines
 
 
 def _batches(config: Config) -> list[str]:
     d = config.data
-    lines = ["batches", f"  an update has {d.batch_tokens:,} token slots on each side, over all devices"]
+    lines = [
+        "batches",
+        f"  an update has {d.batch_tokens:,} token slots on each side, over all devices",
+    ]
     if d.batching == "packed":
         rows = d.batch_tokens // d.pack_length
         slots = rows * d.pack_length
         lines.append(
-            f"  packed: {rows:,} rows of {d.pack_length} = {slots:,} slots, about {round(_FILL * slots):,} real tokens"
+            f"  packed: {rows:,} rows of {d.pack_length} = {slots:,} slots, about"
+            f" {round(_FILL * slots):,} real tokens"
         )
     else:
         lines.append(f"  buckets: rows of 8, 12, ... up to {d.max_length}, one pair per row")
-    lines.append(f"  {config.train.steps:,} updates, {trained_tokens(config):,} token slots per side")
+    lines.append(
+        f"  {config.train.steps:,} updates, {trained_tokens(config):,} token slots per side"
+    )
     return lines + _sources(config)
 
 
@@ -113,7 +139,13 @@ def _dropped(config: Config) -> list[str]:
 def _schedule(config: Config) -> list[str]:
     o, last = config.optimizer, config.train.steps
     rate = learning_rate_schedule(config)
-    steps = {1, o.warmup_steps // 2, o.warmup_steps, 2 * o.warmup_steps, *(last * n // 4 for n in range(1, 5))}
+    steps = {
+        1,
+        o.warmup_steps // 2,
+        o.warmup_steps,
+        2 * o.warmup_steps,
+        *(last * n // 4 for n in range(1, 5)),
+    }
     shown = [step for step in sorted(steps) if 1 <= step <= last]
     return [
         f"learning rate ({o.name}, {o.schedule})",
@@ -125,11 +157,16 @@ def _memory(config: Config, parameters: Parameters, state: TrainState) -> list[s
     size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) / 2**20  # noqa: E731
     trees = {"parameters": state.params, "optimizer state": state.opt_state, "average": state.ema}
     lines = ["memory, of all devices together where it is sharded (MiB)"]
-    lines += [f"  {name:32} {size(tree):>14,.1f}" for name, tree in trees.items() if tree is not None]
+    lines += [
+        f"  {name:32} {size(tree):>14,.1f}" for name, tree in trees.items() if tree is not None
+    ]
     lines.append(f"  {'gradients':32} {size(parameters.split(state.params)[0]):>14,.1f}")
     model = make_model(config, 8, 8)
     chunk = min(model.logits_chunk, config.data.microbatch_tokens or config.data.batch_tokens)
     logits = chunk * state.params[model.output_params[0]]["table"].shape[0] * model.dtype.itemsize
     lines.append(f"  {f'logits of {chunk:,} tokens':32} {logits / 2**20:>14,.1f}")
-    lines.append("  activations depend on the batch shapes: training checks them against device memory at the start")
+    lines.append(
+        "  activations depend on the batch shapes: training checks them against device memory at"
+        " the start"
+    )
     return lines

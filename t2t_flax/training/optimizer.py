@@ -26,7 +26,9 @@ Schedule = Callable[[jax.Array | int], jax.Array]
 class AveragingDirection(optax.GradientTransformation):
     """Direction of an optimizer that brings its own average of the parameters."""
 
-    def around(self, config: Config, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    def around(
+        self, config: Config, optimizer: optax.GradientTransformation
+    ) -> optax.GradientTransformation:
         """Wrap the optimizer of the trained parameters that has this direction."""
         raise NotImplementedError
 
@@ -35,7 +37,9 @@ class AveragingDirection(optax.GradientTransformation):
         raise NotImplementedError
 
 
-def make_optimizer(config: Config, parameters: Parameters | None = None) -> optax.GradientTransformation:
+def make_optimizer(
+    config: Config, parameters: Parameters | None = None
+) -> optax.GradientTransformation:
     """Make the optimizer of a config.
 
     It chains clipping by the global norm, the direction, decoupled weight decay, and the learning
@@ -82,7 +86,9 @@ def make_average(config: Config) -> Callable[[PyTree, PyTree, PyTree], PyTree] |
     if isinstance(direction, AveragingDirection):
         return direction.average
     moving = lambda a, p: o.ema_decay * a + (1 - o.ema_decay) * p  # noqa: E731
-    return (lambda old, params, opt_state: jax.tree.map(moving, old, params)) if o.ema_decay else None
+    return (
+        (lambda old, params, opt_state: jax.tree.map(moving, old, params)) if o.ema_decay else None
+    )
 
 
 def adam(config: Config) -> optax.GradientTransformation:

@@ -79,7 +79,8 @@ def parameters_of(config: Config) -> Parameters:
     if len(modules) > 1:
         groups = [PARAMETERS[module.__name__][0].partition(".")[0] for module in modules]
         raise UserError(
-            f"config.{' and config.'.join(groups)} both say how parameters begin and are trained: leave out one of them."
+            f"config.{' and config.'.join(groups)} both say how parameters begin and are trained:"
+            " leave out one of them."
         )
     return modules[0].parameters(config) if modules else Parameters()
 

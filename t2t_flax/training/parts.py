@@ -123,7 +123,10 @@ class TrainingSetup:
     @property
     def digests(self) -> dict[str, str]:
         """Digests of tokenizer and training data. They must match on resume."""
-        return {"tokenizer": self.corpus.tokenizers.digest, "training data": self.corpus.train.digest}
+        return {
+            "tokenizer": self.corpus.tokenizers.digest,
+            "training data": self.corpus.train.digest,
+        }
 
     @property
     def metric_of(self) -> str:
@@ -136,7 +139,9 @@ class TrainingSetup:
         if self.config.eval.metric not in HIGHER_IS_BETTER:
             names = {"eval.decode_sentences", *keys_that_change(TRANSLATIONS, SCORES)}
             # Validation during training decodes with JAX, in the precision of the training.
-            parts |= self.config.compared(names - {"eval.bootstrap_samples", "decode.engine", "decode.precision"})
+            parts |= self.config.compared(
+                names - {"eval.bootstrap_samples", "decode.engine", "decode.precision"}
+            )
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

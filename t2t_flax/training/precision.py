@@ -31,7 +31,11 @@ def compute_dtype(precision: str) -> jnp.dtype:
     do not depend on the machine.
     """
     if precision == "auto":
-        precision = "float32" if jax.default_backend() == "cpu" or _before_ampere(jax.devices()[0]) else "bfloat16"
+        precision = (
+            "float32"
+            if jax.default_backend() == "cpu" or _before_ampere(jax.devices()[0])
+            else "bfloat16"
+        )
     return jnp.dtype("float32" if precision == "tf32" else precision)
 
 
@@ -57,7 +61,8 @@ def with_precision(config: Config, workdir: epath.Path, group: ProcessGroup) -> 
     precision = group.broadcast("train.precision", precision)
     if precision != here:
         group.say(
-            f"config.train.precision = auto is {precision}, as at the start of this run; a new one here would be in {here}"
+            f"config.train.precision = auto is {precision}, as at the start of this run; a new one"
+            f" here would be in {here}"
         )
     return config.with_values({"train.precision": precision})
 
@@ -91,7 +96,11 @@ def has_fast_bfloat16() -> bool:
         return False
     matrix = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)  # small products stay with XLA
     try:
-        program = jax.jit(lambda x, y: (x @ y).astype(jnp.float32) * 2.0).lower(matrix, matrix).compile(_ONEDNN)
+        program = (
+            jax.jit(lambda x, y: (x @ y).astype(jnp.float32) * 2.0)
+            .lower(matrix, matrix)
+            .compile(_ONEDNN)
+        )
     except jax.errors.JaxRuntimeError:  # a version without these options
         return False
     return bool(_FLOAT32_RESULT.search(program.as_text() or ""))
@@ -140,7 +149,14 @@ def advice(config: Config, *, decoding: bool) -> str:
         chosen = config.decode.engine != "jax" or config.decode.precision != "auto"
         wide = compute_dtype(decoding_precision(config)) == jnp.float32
         faster = not chosen and wide and has_fast_bfloat16()
-        return "bfloat16 is faster than float32 on this CPU: --config.decode.precision=bfloat16" if faster else ""
+        return (
+            "bfloat16 is faster than float32 on this CPU: --config.decode.precision=bfloat16"
+            if faster
+            else ""
+        )
     if config.train.precision != "bfloat16" or has_fast_bfloat16():
         return ""
-    return "config.train.precision = bfloat16 is slower than float32 on this CPU with this version of jaxlib"
+    return (
+        "config.train.precision = bfloat16 is slower than float32 on this CPU with this version of"
+        " jaxlib"
+    )

@@ -36,9 +36,17 @@ class Progress:
     def __init__(
         self, name: str, total: int | None, *, start: int = 0, unit: str = "updates", quiet: bool = False, eta: bool = True
     ):  # fmt: skip
-        self._console = rich.console.Console(stderr=False, highlight=False, soft_wrap=True, quiet=quiet)
+        self._console = rich.console.Console(
+            stderr=False, highlight=False, soft_wrap=True, quiet=quiet
+        )
         self._live = self._console.is_terminal
-        self._name, self._total, self._start, self._unit, self._eta_known = name, total, start, unit, eta
+        self._name, self._total, self._start, self._unit, self._eta_known = (
+            name,
+            total,
+            start,
+            unit,
+            eta,
+        )
         self._began, self._last_line = time.monotonic(), float("-inf")
         columns = [
             rich.progress.TextColumn("{task.description}"),
@@ -51,14 +59,20 @@ class Progress:
     def __enter__(self):
         self._bar.start()
         self._task = self._bar.add_task(
-            self._name, total=self._total, completed=self._start, text="", amount=self._amount(self._start)
+            self._name,
+            total=self._total,
+            completed=self._start,
+            text="",
+            amount=self._amount(self._start),
         )
         return self
 
     def __exit__(self, *error):
         self._bar.stop()
 
-    def update(self, done: int, text: str = "", *, total: int | None = None, line_every: float = 10.0) -> None:
+    def update(
+        self, done: int, text: str = "", *, total: int | None = None, line_every: float = 10.0
+    ) -> None:
         """Move the bar. Without a terminal, print a line now and then.
 
         Args:
@@ -66,7 +80,9 @@ class Progress:
             line_every: seconds between two lines, at least.
         """
         self._total = total or self._total
-        self._bar.update(self._task, completed=done, total=self._total, text=text, amount=self._amount(done))
+        self._bar.update(
+            self._task, completed=done, total=self._total, text=text, amount=self._amount(done)
+        )
         now = time.monotonic()
         if not self._live and (now - self._last_line >= line_every or done == self._total):
             self._last_line = now
@@ -98,7 +114,9 @@ def bars(*, quiet: bool = False, eta: bool = True) -> Iterator[Report]:
             if name not in shown:
                 stack.close()
                 shown.clear()
-                shown[name] = stack.enter_context(Progress(name, total, start=done, unit=unit, quiet=quiet, eta=eta))
+                shown[name] = stack.enter_context(
+                    Progress(name, total, start=done, unit=unit, quiet=quiet, eta=eta)
+                )
             shown[name].update(done, total=total)
 
         yield bar
@@ -238,7 +256,12 @@ def read_metrics(workdir: str | epath.Path) -> list[dict[str, Any]]:
         elif line:
             damaged.append(number)
     if damaged:
-        log.warning("%s: %d lines are damaged and left out, the first is line %d", path, len(damaged), damaged[0])
+        log.warning(
+            "%s: %d lines are damaged and left out, the first is line %d",
+            path,
+            len(damaged),
+            damaged[0],
+        )
     return valid
 
 

@@ -31,20 +31,30 @@ def restore_or_init(
         if progress.metric_of != setup.metric_of:
             if progress.best_metric is not None:
                 note += (
-                    f"; config.eval.metric = {setup.config.eval.metric}: the validation data or translations changed, so "
-                    "earlier values are ignored"
+                    f"; config.eval.metric = {setup.config.eval.metric}: the validation data or"
+                    " translations changed, so earlier values are ignored"
                 )
             progress.metric_of = setup.metric_of
-            progress.best_metric, progress.best_step, progress.evaluations_without_better = None, 0, 0
+            progress.best_metric, progress.best_step, progress.evaluations_without_better = (
+                None,
+                0,
+                0,
+            )
         if changed := changes_of_training(stored_config(meta), setup.config):
             progress.config_changes.append({"step": meta["step"], "changed": changed})
-            note += ", with " + ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
+            note += ", with " + ", ".join(
+                f"{key} {old} -> {new}" for key, (old, new) in changed.items()
+            )
         say(note)
         return state, progress
     parameters = setup.parameters
     start = parameters.start
-    trained = (lambda own: start(setup, own, checkpoints.group, say)) if start else (lambda own: own)
-    state, _ = init_state(setup.config, setup.model, setup.tx, setup.mesh, parameters, start=trained)
+    trained = (
+        (lambda own: start(setup, own, checkpoints.group, say)) if start else (lambda own: own)
+    )
+    state, _ = init_state(
+        setup.config, setup.model, setup.tx, setup.mesh, parameters, start=trained
+    )
     return state, TrainProgress(metric_of=setup.metric_of, evaluation_due=bool(start))
 
 
@@ -99,7 +109,9 @@ def reason_to_end(config: Config, progress: TrainProgress, step: int, signal: st
     return signal or ("steps" if step >= config.train.steps else "")
 
 
-def skip_or_fail(config: Config, progress: TrainProgress, step: int, loss: float, norm: float) -> str:
+def skip_or_fail(
+    config: Config, progress: TrainProgress, step: int, loss: float, norm: float
+) -> str:
     """Count an update that was not finite, and return a description of it.
 
     Raises NonFiniteUpdate where it ends the run.
@@ -116,7 +128,9 @@ def skip_or_fail(config: Config, progress: TrainProgress, step: int, loss: float
     return why
 
 
-def note_metric(progress: TrainProgress, values: dict[str, float], step: int, name: str) -> float | None:
+def note_metric(
+    progress: TrainProgress, values: dict[str, float], step: int, name: str
+) -> float | None:
     """Update the best metric and the patience in `progress`; return the metric.
 
     The sign is such that higher is better. Returns None if `values` lack the metric. A metric that
@@ -130,7 +144,11 @@ def note_metric(progress: TrainProgress, values: dict[str, float], step: int, na
         return None
     metric = -value if lower_is_better(name) else value
     if math.isfinite(metric) and (progress.best_metric is None or metric > progress.best_metric):
-        progress.best_metric, progress.best_step, progress.evaluations_without_better = metric, step, 0
+        progress.best_metric, progress.best_step, progress.evaluations_without_better = (
+            metric,
+            step,
+            0,
+        )
     else:
         progress.evaluations_without_better += 1
     return metric if math.isfinite(metric) else None
@@ -147,6 +165,6 @@ def worse_than_start(setup: TrainingSetup) -> str:
     if as_good or math.isnan(start):
         return ""
     return (
-        f"{name} is {end:.4f} after update {last}, worse than the {start:.4f} of the parameters that the run started from: "
-        "use --best, or those"
+        f"{name} is {end:.4f} after update {last}, worse than the {start:.4f} of the parameters"
+        " that the run started from: use --best, or those"
     )

@@ -36,7 +36,9 @@ from t2t_flax.training.train_state import abstract_state, make_model
 from t2t_flax.training.train_step import make_train_step
 
 
-def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices: list | None = None) -> TrainingSetup:
+def set_up_training(
+    config: Config, workdir: epath.Path, corpus: Corpus, devices: list | None = None
+) -> TrainingSetup:
     """Build the parts of a run without initializing parameters.
 
     Raises UserError where the mesh does not fit the config.
@@ -46,12 +48,16 @@ def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices
     """
     mesh = mesh_lib.make_mesh(config.mesh, devices)
     mesh_lib.check_divisibility(config, mesh)
-    model = make_model(config, corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size)
+    model = make_model(
+        config, corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
+    )
     parameters = parameters_of(config)
     tx = make_optimizer(config, parameters)
     abstract, shardings = abstract_state(config, model, tx, mesh, parameters)
     batches = batches_of(config, corpus, shards=mesh_lib.batch_shards(mesh))
-    return TrainingSetup(config, workdir, corpus, mesh, model, parameters, tx, abstract, shardings, batches)
+    return TrainingSetup(
+        config, workdir, corpus, mesh, model, parameters, tx, abstract, shardings, batches
+    )
 
 
 class Program(NamedTuple):
@@ -111,7 +117,9 @@ def compile_programs(
                 lowered = program.function.lower(*program.inputs(shape))
                 compiled[shape] = pool.submit(lowered.compile, program.options)
         for shape, future in compiled.items():
-            check_fits_in_memory(future.result(), available, *program.describe(shape), besides=besides)
+            check_fits_in_memory(
+                future.result(), available, *program.describe(shape), besides=besides
+            )
         return {shape.array_shape: future.result() for shape, future in compiled.items()}
     finally:
         pool.shutdown(cancel_futures=True)
@@ -144,11 +152,18 @@ def program_memory(compiled: jax.stages.Compiled) -> dict[str, int] | None:
 
 def resident_bytes(tree: PyTree) -> int:
     """Return the bytes on one device of arrays, or of abstract arrays with shardings."""
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
 
 
 def check_fits_in_memory(
-    compiled: jax.stages.Compiled, available: int | None, name: str, advice: str, *, besides: PyTree = ()
+    compiled: jax.stages.Compiled,
+    available: int | None,
+    name: str,
+    advice: str,
+    *,
+    besides: PyTree = (),
 ) -> None:
     """Raise UserError if a program needs more bytes than are available.
 
@@ -162,11 +177,14 @@ def check_fits_in_memory(
     total = needed["peak"] + resident_bytes(besides) if needed else 0
     if available and total > available:
         raise UserError(
-            f"{name} needs {total / 2**30:.2f} GiB on each device, of which {available / 2**30:.2f} GiB are available. {advice}"
+            f"{name} needs {total / 2**30:.2f} GiB on each device, of which {available / 2**30:.2f}"
+            f" GiB are available. {advice}"
         )
 
 
-def batch_struct(size: tuple[int, ...], sharding: jax.sharding.NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:
+def batch_struct(
+    size: tuple[int, ...], sharding: jax.sharding.NamedSharding
+) -> dict[str, jax.ShapeDtypeStruct]:
     """Abstract arrays of a batch, each int32 of shape `size`."""
     struct = jax.ShapeDtypeStruct(size, np.int32, sharding=sharding)
     names = ("", "_segments", "_positions")
@@ -178,16 +196,22 @@ def validation_loss(setup: TrainingSetup) -> Callable[..., dict[str, float]] | N
 
     None if the config never asks for them.
     """
-    if not (setup.corpus.valid and (setup.config.eval.every_steps or setup.config.eval.every_epochs)):
+    if not (
+        setup.corpus.valid and (setup.config.eval.every_steps or setup.config.eval.every_epochs)
+    ):
         return None
     besides = setup.abstract.opt_state, setup.abstract.ema
     params = model_part(setup.parameters, setup.abstract.params)
     programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
     losses = {
-        name: ValidationLoss(setup.config, setup.model, setup.mesh, params, store, name, besides, programs)
+        name: ValidationLoss(
+            setup.config, setup.model, setup.mesh, params, store, name, besides, programs
+        )
         for name, store in setup.corpus.valid.items()
     }
-    return lambda params, after_batch: with_means({name: loss(params, after_batch) for name, loss in losses.items()})
+    return lambda params, after_batch: with_means(
+        {name: loss(params, after_batch) for name, loss in losses.items()}
+    )
 
 
 def with_means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -196,9 +220,17 @@ def with_means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     All sets have the same weight, whatever their size. Only named sets get a value of their own.
     """
     first, *_ = values.values()
-    mean = {metric: float(np.mean([of_set[metric] for of_set in values.values()])) for metric in first}
-    named = [(name.removeprefix(VALID_PREFIX), of_set) for name, of_set in values.items() if name != "valid"]
-    return mean | {f"{metric}/{name}": value for name, of_set in named for metric, value in of_set.items()}
+    mean = {
+        metric: float(np.mean([of_set[metric] for of_set in values.values()])) for metric in first
+    }
+    named = [
+        (name.removeprefix(VALID_PREFIX), of_set)
+        for name, of_set in values.items()
+        if name != "valid"
+    ]
+    return mean | {
+        f"{metric}/{name}": value for name, of_set in named for metric, value in of_set.items()
+    }
 
 
 class ValidationLoss:
@@ -229,8 +261,8 @@ class ValidationLoss:
         self._mesh, self._config, self._store, self._split = mesh, config, store, split
         if model.config.position == "learned" and store.longest > model.config.max_positions:
             raise UserError(
-                f"{self._longest()}; config.model.max_positions = {model.config.max_positions} learned positions end before "
-                "it. Shorten that pair."
+                f"{self._longest()}; config.model.max_positions = {model.config.max_positions}"
+                " learned positions end before it. Shorten that pair."
             )
         shards = mesh_lib.batch_shards(mesh)
         tokens = min(8192, config.data.microbatch_tokens * shards or 8192)
@@ -266,21 +298,30 @@ class ValidationLoss:
         kept = (number for number, row in enumerate(source.rows()) if not isinstance(row, str))
         where = source.where(next(itertools.islice(kept, i, None)))
         tokens = [int(x[i]) for x in self._store.lengths]
-        return f"config.data.{self._split}: {where} has {tokens[0]} source and {tokens[1]} target tokens"
+        return (
+            f"config.data.{self._split}: {where} has {tokens[0]} source and {tokens[1]} target"
+            " tokens"
+        )
 
-    def __call__(self, params: Params, after_batch: Callable[[], None] = lambda: None) -> dict[str, float]:
+    def __call__(
+        self, params: Params, after_batch: Callable[[], None] = lambda: None
+    ) -> dict[str, float]:
         """Return loss, nll and the token metrics, per real target token of the store."""
         sharding = mesh_lib.named(self._mesh, mesh_lib.ROWS)
         sums = []
         for shape, batches in self._parts:
             for batch in batches():
-                rows = lambda first, last, batch=batch: {k: x[0] for k, x in batch.rows(first, last).items()}  # noqa: E731
+                rows = lambda first, last, batch=batch: {
+                    k: x[0] for k, x in batch.rows(first, last).items()
+                }  # noqa: E731
                 arrays = mesh_lib.to_global(rows, (shape.rows, shape.length), sharding)
                 sums.append(self._programs[shape.array_shape](params, arrays))
                 after_batch()
         names = list(sums[0])
         total = np.sum([[float(each[name]) for name in names] for each in sums], axis=0)
-        return {name: float(mean) for name, mean in means(dict(zip(names, total, strict=True))).items()}
+        return {
+            name: float(mean) for name, mean in means(dict(zip(names, total, strict=True))).items()
+        }
 
 
 _LEAST_AHEAD, _MOST_AHEAD, _AHEAD_BYTES = 3, 64, 256 << 20
@@ -302,7 +343,9 @@ class Prefetcher:
     the arrays.
     """
 
-    def __init__(self, batches: Batches, mesh: jax.sharding.Mesh, first: int, last: int, num_workers: int = 0):
+    def __init__(
+        self, batches: Batches, mesh: jax.sharding.Mesh, first: int, last: int, num_workers: int = 0
+    ):
         """Start nothing yet: `with` starts the threads and processes.
 
         Args:
@@ -314,14 +357,20 @@ class Prefetcher:
         cores = 1 if mesh.devices.flat[0].platform == "cpu" else num_cores()
         self._processes = num_workers
         self._laying_out = concurrent.futures.ThreadPoolExecutor(1, "layouts")
-        self._filling = concurrent.futures.ThreadPoolExecutor(min(_FILLING, max(cores, num_workers)), "batches")
-        self._prefetched: queue.SimpleQueue[concurrent.futures.Future[DeviceBatch]] = queue.SimpleQueue()
+        self._filling = concurrent.futures.ThreadPoolExecutor(
+            min(_FILLING, max(cores, num_workers)), "batches"
+        )
+        self._prefetched: queue.SimpleQueue[concurrent.futures.Future[DeviceBatch]] = (
+            queue.SimpleQueue()
+        )
         self._taken: queue.SimpleQueue[bool] = queue.SimpleQueue()
         """True for each batch that `next` took, at the end False.
 
         A thread starts a new batch for each True: the training thread must not wait for locks.
         """
-        self._starting = threading.Thread(target=self._start_for_taken, name="batches ahead", daemon=True)
+        self._starting = threading.Thread(
+            target=self._start_for_taken, name="batches ahead", daemon=True
+        )
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
@@ -329,7 +378,11 @@ class Prefetcher:
             stack.callback(self._laying_out.shutdown, cancel_futures=True)
             stack.enter_context(self._batches.in_processes(self._processes))
             stack.callback(self._laying_out.shutdown, wait=False, cancel_futures=True)
-            largest = max(shape.size for shape in self._batches.shapes) * _BYTES_PER_SLOT // jax.process_count()
+            largest = (
+                max(shape.size for shape in self._batches.shapes)
+                * _BYTES_PER_SLOT
+                // jax.process_count()
+            )
             count = max(_LEAST_AHEAD, min(_MOST_AHEAD, _AHEAD_BYTES // largest))
             self._first, *_ = [self._start_next() for _ in range(count)]
             self._starting.start()

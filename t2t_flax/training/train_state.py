@@ -56,7 +56,14 @@ _LOGITS_CHUNK = {"cpu": 512, "gpu": 8192, "tpu": 1024}
 
 def _init_params(model: Transformer, key: jax.Array):
     ids = jnp.ones((1, 8), jnp.int32)
-    names = ("source", "source_segments", "source_positions", "target", "target_segments", "target_positions")
+    names = (
+        "source",
+        "source_segments",
+        "source_positions",
+        "target",
+        "target_segments",
+        "target_positions",
+    )
     return model.init(key, dict.fromkeys(names, ids))["params"]
 
 
@@ -95,9 +102,13 @@ def abstract_state(
     Needs no work on a device.
     """
     parameters = parameters or parameters_of(config)
-    params, in_optimizer = (run_params(config, model, mesh, parameters, optimizer=x) for x in (False, True))
+    params, in_optimizer = (
+        run_params(config, model, mesh, parameters, optimizer=x) for x in (False, True)
+    )
     with mesh_lib.use(mesh):
-        step, opt_state, ema = jax.eval_shape(functools.partial(_others, config, tx, parameters), params)
+        step, opt_state, ema = jax.eval_shape(
+            functools.partial(_others, config, tx, parameters), params
+        )
     shardings = TrainState(
         mesh_lib.named(mesh, mesh_lib.REPLICATED),  # type: ignore[arg-type]  # shardings
         _shardings(params),
@@ -137,7 +148,9 @@ def init_state(
     return TrainState(step, params, opt_state, ema), shardings
 
 
-def _others(config: Config, tx: "optax.GradientTransformation", parameters: Parameters, params: Params):
+def _others(
+    config: Config, tx: "optax.GradientTransformation", parameters: Parameters, params: Params
+):
     """Make the rest of a new state: step, optimizer state, average."""
     ema = jax.tree.map(jnp.copy, params) if config.optimizer.averages else None
     return jnp.zeros((), jnp.int32), tx.init(parameters.split(params)[0]), ema
@@ -147,9 +160,14 @@ def _shardings(structs: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x.sharding, structs)
 
 
-def abstract_params(config: Mesh, model: Transformer, mesh: jax.sharding.Mesh, *, optimizer: bool = False) -> PyTree:
+def abstract_params(
+    config: Mesh, model: Transformer, mesh: jax.sharding.Mesh, *, optimizer: bool = False
+) -> PyTree:
     """ShapeDtypeStructs of the model's parameters, with `parameter_shardings`."""
-    return _structs(_unboxed(_boxed_shapes(model)), parameter_shardings(config, model, mesh, optimizer=optimizer))
+    return _structs(
+        _unboxed(_boxed_shapes(model)),
+        parameter_shardings(config, model, mesh, optimizer=optimizer),
+    )
 
 
 def run_params(
@@ -168,7 +186,9 @@ def run_params(
 
 
 def _structs(shapes: PyTree, shardings: PyTree) -> PyTree:
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
+    )
 
 
 def parameter_shardings(
@@ -179,10 +199,14 @@ def parameter_shardings(
     Args:
         optimizer: return the sharding of its optimizer state instead.
     """
-    return mesh_lib.shardings_of(_boxed_shapes(model), mesh, mesh_lib.parameter_rules(config, optimizer=optimizer))
+    return mesh_lib.shardings_of(
+        _boxed_shapes(model), mesh, mesh_lib.parameter_rules(config, optimizer=optimizer)
+    )
 
 
-def optimizer_shardings(opt_state: PyTree, params: PyTree, shardings: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
+def optimizer_shardings(
+    opt_state: PyTree, params: PyTree, shardings: PyTree, mesh: jax.sharding.Mesh
+) -> PyTree:
     """Return the sharding of each leaf of the optimizer state.
 
     A leaf with the path and shape of a parameter, such as an Adam moment, gets the sharding that
@@ -190,14 +214,18 @@ def optimizer_shardings(opt_state: PyTree, params: PyTree, shardings: PyTree, me
     """
     by_path = {
         path_names(path): (leaf.shape, sharding)
-        for (path, leaf), sharding in zip(jax.tree.leaves_with_path(params), jax.tree.leaves(shardings), strict=True)
+        for (path, leaf), sharding in zip(
+            jax.tree.leaves_with_path(params), jax.tree.leaves(shardings), strict=True
+        )
     }
     longest = max(map(len, by_path))
 
     def sharding(path, leaf):
         names = path_names(path)
         suffixes = (names[-n:] for n in range(longest, 0, -1))
-        shape, of_parameter = next((by_path[suffix] for suffix in suffixes if suffix in by_path), (None, None))
+        shape, of_parameter = next(
+            (by_path[suffix] for suffix in suffixes if suffix in by_path), (None, None)
+        )
         return of_parameter if shape == leaf.shape else mesh_lib.named(mesh, mesh_lib.REPLICATED)
 
     return jax.tree_util.tree_map_with_path(sharding, opt_state)
@@ -209,7 +237,9 @@ def _unboxed(tree: PyTree) -> PyTree:
     `nn.unbox` would reshard each leaf by the names alone.
     """
     is_box = lambda x: isinstance(x, nn.meta.AxisMetadata)  # noqa: E731
-    return jax.tree.map(lambda x: x.unbox(apply_constraint=False) if is_box(x) else x, tree, is_leaf=is_box)
+    return jax.tree.map(
+        lambda x: x.unbox(apply_constraint=False) if is_box(x) else x, tree, is_leaf=is_box
+    )
 
 
 def count_params(params: PyTree, config: Config, source_vocab: int, target_vocab: int) -> int:
@@ -217,7 +247,9 @@ def count_params(params: PyTree, config: Config, source_vocab: int, target_vocab
     return sum(parameter_groups(params, config, source_vocab, target_vocab).values())
 
 
-def parameter_groups(params: PyTree, config: Config, source_vocab: int, target_vocab: int) -> dict[str, int]:
+def parameter_groups(
+    params: PyTree, config: Config, source_vocab: int, target_vocab: int
+) -> dict[str, int]:
     """Count parameters by group, such as "encoder self_attention".
 
     Padded rows of the vocabulary are not counted.
@@ -225,7 +257,11 @@ def parameter_groups(params: PyTree, config: Config, source_vocab: int, target_v
     groups: dict[str, int] = {}
     for path, leaf in jax.tree.leaves_with_path(params):
         top, *rest = [key.key for key in path]
-        stack = top.split("_")[0] if top.startswith(("encoder_", "decoder_")) and top != "decoder_start_token" else top
+        stack = (
+            top.split("_")[0]
+            if top.startswith(("encoder_", "decoder_")) and top != "decoder_start_token"
+            else top
+        )
         kind = "norms" if any("norm" in key for key in [top, *rest]) else (rest or [top])[0]
         name = f"{stack} {kind}" if stack in ("encoder", "decoder") else top
         groups[name] = groups.get(name, 0) + leaf.size

@@ -63,7 +63,9 @@ def train_step(
     bounded = has_bounded_updates(config.optimizer) and not average
     shards = mesh_lib.batch_shards(mesh) if mesh else 1
     structs = run_params(config, model, mesh, parameters, optimizer=True) if mesh else {}
-    moments, _ = parameters.split(jax.tree.map(lambda x: x.sharding, structs)) if mesh else (None, None)
+    moments, _ = (
+        parameters.split(jax.tree.map(lambda x: x.sharding, structs)) if mesh else (None, None)
+    )
     casts = mesh is not None and casts_results(config, mesh.devices.flat[0].platform)
     casting = cast_results if casts else contextlib.nullcontext
 
@@ -112,11 +114,17 @@ def train_step(
         # optimizer state therefore needs no check.
         learning_rate = rate(state.step + 1)
         checked = (sums["loss"], norm) if bounded else (sums["loss"], norm, params)
-        finite = functools.reduce(jnp.logical_and, (jnp.isfinite(x).all() for x in jax.tree.leaves(checked)))
+        finite = functools.reduce(
+            jnp.logical_and, (jnp.isfinite(x).all() for x in jax.tree.leaves(checked))
+        )
         finite = finite & (jnp.abs(learning_rate) < LARGEST_RATE) if bounded else finite
         new, old = (params, ema, opt_state), (trained, old_ema, state.opt_state)
         params, ema, opt_state = where_finite(finite, new, old)
-        metrics = means(sums) | {"tokens": sums["tokens"], "grad_norm": norm, "learning_rate": learning_rate}
+        metrics = means(sums) | {
+            "tokens": sums["tokens"],
+            "grad_norm": norm,
+            "learning_rate": learning_rate,
+        }
         metrics["finite"] = finite.astype(jnp.float32)
         ema = join(ema, frozen_ema) if average else None
         return TrainState(state.step + 1, join(params, frozen), opt_state, ema), metrics
@@ -133,6 +141,13 @@ def make_train_step(
     parameters: Parameters | None = None,
 ):
     """Jit `train_step` for a mesh. Each call donates the old state."""
-    replicated, rows = (mesh_lib.named(mesh, spec) for spec in (mesh_lib.REPLICATED, mesh_lib.MICRO_ROWS))
+    replicated, rows = (
+        mesh_lib.named(mesh, spec) for spec in (mesh_lib.REPLICATED, mesh_lib.MICRO_ROWS)
+    )
     step = train_step(config, model, tx, mesh, parameters)
-    return jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=(shardings, replicated))
+    return jax.jit(
+        step,
+        donate_argnums=0,
+        in_shardings=(shardings, rows),
+        out_shardings=(shardings, replicated),
+    )

@@ -39,7 +39,17 @@ from t2t_flax.training.checkpoints import TRAINED, finished_steps
 
 log = logging.getLogger("t2t_flax")
 _TOKENIZER = ("tokenizer.model", "source.model", "target.model")
-_UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
+_UNOWNED = (
+    LOCK,
+    f"{LOCK}-*",
+    ".shared-*",
+    "*.partial-*",
+    "*.log",
+    "*.out",
+    "*.err",
+    "lost+found",
+    ".nfs*",
+)
 """Files that a new workdir may hold: locks, markers and logs of the run's output."""
 
 
@@ -51,16 +61,20 @@ def check_run_folder(workdir: epath.Path) -> Config | None:
     check_writable(workdir, "give a new folder")
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise UserError(f"--workdir={workdir} is a file: give a folder.")
-    names = [name for name in list_names(workdir) if not any(fnmatch.fnmatch(name, other) for other in _UNOWNED)]
+    names = [
+        name
+        for name in list_names(workdir)
+        if not any(fnmatch.fnmatch(name, other) for other in _UNOWNED)
+    ]
     if not names:
         return None
     config = read_config(workdir)
     if config is None:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         raise UserError(
-            f"--workdir={workdir} is not empty and not a run of t2t_flax: it has no config.json, but {shown}. "
-            "Nothing was changed. Give a new folder; if this is a run, restore its config.json (each checkpoint holds a copy: "
-            'checkpoints/N/meta/metadata, "config").'
+            f"--workdir={workdir} is not empty and not a run of t2t_flax: it has no config.json,"
+            f" but {shown}. Nothing was changed. Give a new folder; if this is a run, restore its"
+            ' config.json (each checkpoint holds a copy: checkpoints/N/meta/metadata, "config").'
         )
     return config
 
@@ -110,7 +124,11 @@ def _remove_unfinished(workdir: epath.Path) -> None:
 
     A file of a living writer stays: `evaluate` writes without the lock of the workdir.
     """
-    for folder, name in (("", r"\w+\.jsonl?|tokenizer"), ("tokenizer", r"\w+\.model"), ("eval", ".+")):
+    for folder, name in (
+        ("", r"\w+\.jsonl?|tokenizer"),
+        ("tokenizer", r"\w+\.model"),
+        ("eval", ".+"),
+    ):
         with contextlib.suppress(OSError):  # without file locks, a living writer is not seen
             delete(workdir / folder, f"(?:{name}){PARTIAL}")
 
@@ -126,8 +144,8 @@ def check_config(workdir: epath.Path, config: Config) -> None:
         if differ := config_lib.immutable_differences(stored, config):
             lines = config_lib.format_differences(differ, "in the workdir", "now")
             raise UserError(
-                f"{workdir} holds a run with another config ({path}). These keys are fixed once a run has begun:\n{lines}\n"
-                "Use another --workdir, or the values of the run."
+                f"{workdir} holds a run with another config ({path}). These keys are fixed once a"
+                f" run has begun:\n{lines}\nUse another --workdir, or the values of the run."
             )
         config_lib.check_changes(stored, config, steps[-1])
     else:
@@ -175,12 +193,15 @@ def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
     """
     folder = workdir / "checkpoints"
     if os.path.islink(folder) and not os.path.exists(folder):
-        raise UserError(f"{folder} links to {os.readlink(folder)}, which does not exist: is that disk mounted?")
+        raise UserError(
+            f"{folder} links to {os.readlink(folder)}, which does not exist: is that disk mounted?"
+        )
     if stored and (workdir / TRAINED).exists():
         raise UserError(
-            f"{workdir} was trained before (it has {TRAINED}), but {folder} holds no checkpoint. Nothing was changed. Restore "
-            "the checkpoints (from a backup, or a disk that is not mounted), or use another --workdir. To train here from "
-            f"scratch, remove {workdir / TRAINED} first."
+            f"{workdir} was trained before (it has {TRAINED}), but {folder} holds no checkpoint."
+            " Nothing was changed. Restore the checkpoints (from a backup, or a disk that is not"
+            " mounted), or use another --workdir. To train here from scratch, remove"
+            f" {workdir / TRAINED} first."
         )
 
 
@@ -198,12 +219,18 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
         return None
     try:
         marker = parse_json(text)
-        reason, step, summary, records = (marker[key] for key in ("reason", "step", "summary", "records"))
+        reason, step, summary, records = (
+            marker[key] for key in ("reason", "step", "summary", "records")
+        )
         paths = "".join(f"\nrecord: {workdir / 'eval' / name}" for name in records.values())
         key = {"steps": "train.steps", "patience": "eval.patience"}.get(reason, reason)
         now = config.value(key)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        log.warning("%s cannot be read (%s): repeating the final evaluation", workdir / "complete.json", error)
+        log.warning(
+            "%s cannot be read (%s): repeating the final evaluation",
+            workdir / "complete.json",
+            error,
+        )
         return None
     if config_lib.immutable_differences(stored, config):
         return None  # adopt_config reports the differences
@@ -214,9 +241,14 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
     how += _also_needed(config, key, now + 1) if reason == "steps" else ""
     why = "" if reason == "steps" else f" (stopped early: {reason})"
     scores = f"; {summary}{paths}" if records else ""
-    if other := [key for key in ("data.test", "checkpoint.average_last") if config.value(key) != stored.value(key)]:
+    if other := [
+        key
+        for key in ("data.test", "checkpoint.average_last")
+        if config.value(key) != stored.value(key)
+    ]:
         scores += (
-            f"\nIt is not evaluated again with config.{other[0]} = {config.value(other[0])}: use `evaluate` for that."
+            f"\nIt is not evaluated again with config.{other[0]} = {config.value(other[0])}: use"
+            " `evaluate` for that."
         )
     return f"{workdir} is complete: {step} updates{why}{scores}\nTo continue, {how.rstrip('.')}."
 
@@ -241,22 +273,34 @@ def advice(config: Config, workdir: epath.Path) -> str:
     current, norm = getattr(o, name), o.max_grad_norm
     lower = min(current / 2, getattr(Optimizer, name))
     lines = [
-        "The update was not applied and the run stopped. The same command would repeat it: rerun it with a lower learning "
-        "rate, gradient clipping, or both:",
-        f"  --config.optimizer.{name}={lower:g}  (now {current:g}){_also_needed(config, f'optimizer.{name}', lower)}",
+        (
+            "The update was not applied and the run stopped. The same command would repeat it:"
+            " rerun it with a lower learning rate, gradient clipping, or both:"
+        ),
+        (
+            f"  --config.optimizer.{name}={lower:g}  (now"
+            f" {current:g}){_also_needed(config, f'optimizer.{name}', lower)}"
+        ),
         f"  --config.optimizer.max_grad_norm={min(1.0, norm / 10) or 1.0:g}  (now {norm:g})",
         "or, if single batches cause it, with --config.train.non_finite=skip.",
     ]
     if steps:
         bad = workdir / "checkpoints" / str(steps[-1]) if len(steps) > 1 else workdir
         lines += [
-            f"The run resumes from checkpoint {steps[-1]}; the change is recorded in metrics.jsonl and in later records. If it "
-            "diverges again, that checkpoint is bad: move it away, or the run if it is the only one, and start again:",
-            f"  {shlex.join(['mv', str(bad), str(workdir.with_name(f'{workdir.name}-diverged-{steps[-1]}'))])}",
+            (
+                f"The run resumes from checkpoint {steps[-1]}; the change is recorded in"
+                " metrics.jsonl and in later records. If it diverges again, that checkpoint is"
+                " bad: move it away, or the run if it is the only one, and start again:"
+            ),
+            (
+                f"  {shlex.join(['mv', str(bad), str(workdir.with_name(f'{workdir.name}-diverged-{steps[-1]}'))])}"
+            ),
         ]
     return "\n".join(lines)
 
 
 def mark(workdir: epath.Path, error: NonFiniteUpdate) -> None:
     """Write diverged.json."""
-    atomic_write(workdir / MARKER, json.dumps({"step": error.step, "reason": str(error)}, indent=2) + "\n")
+    atomic_write(
+        workdir / MARKER, json.dumps({"step": error.step, "reason": str(error)}, indent=2) + "\n"
+    )

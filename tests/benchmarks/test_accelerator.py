@@ -23,7 +23,9 @@ TINY = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("NVIDIA H100 80GB HBM3", 10.3), ("TPU v5 lite", 51.73), ("cpu", None)])
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("NVIDIA H100 80GB HBM3", 10.3), ("TPU v5 lite", 51.73), ("cpu", None)]
+)
 def test_bound_is_that_of_the_data_sheet(kind, expected, monkeypatch):
     config = load_config("aiayn_base", {})
     mesh, model = make_mesh(config.mesh, jax.devices()[:1]), make_model(config, 37_000, 37_000)
@@ -42,7 +44,9 @@ def test_unknown_rows_and_too_few_updates_are_errors():
 
 @pytest.mark.parametrize("name", accelerator.ROWS)
 def test_every_row_can_be_measured(name):
-    presets = accelerator.STEPS | {row: ("aiayn_base", keys) for row, keys in accelerator.RESUMES.items()}
+    presets = accelerator.STEPS | {
+        row: ("aiayn_base", keys) for row, keys in accelerator.RESUMES.items()
+    }
     if name in presets:
         load_config(presets[name][0], {key: str(value) for key, value in presets[name][1].items()})
     else:
@@ -95,7 +99,9 @@ ENTRY %main (a: f32[8]) -> f32[8] {
   ROOT %c = f32[8] custom-call(%b), metadata={op_name="logits"}, custom_call_target="__cublas$gemm"
 }
 """
-    found = device_trace.summary({"b": [1e-3, 2e-3], "c": [1e-3] * 4, "MemcpyD2D": [1e-3, 1e-3]}, 2, program)
+    found = device_trace.summary(
+        {"b": [1e-3, 2e-3], "c": [1e-3] * 4, "MemcpyD2D": [1e-3, 1e-3]}, 2, program
+    )
     assert (found["busy_ms"], found["unmatched_ms"], found["kernels"]) == (4.5, 1.0, 4.0)
     assert found["parts"]["feed-forward"] == {"ms": 1.5, "kernels": 1.0}
     assert found["parts"]["logits, loss"] == {"ms": 2.0, "kernels": 2.0}
@@ -123,7 +129,11 @@ def test_a_small_run_reports_rates_parts_and_why_a_row_failed(tmp_path, monkeypa
     row = json.loads(out.read_text())["rows"]["base"]
     rates = row["target_tokens_per_second"]
     assert len(rates["all"]) == 2 and rates["min"] > 0 and row["shape"] == "1 x 3 rows of 256"
-    assert row["losses"][1] < row["losses"][0] and row["compile_seconds"] > 0.5 and row["attention"] == "einsum"
+    assert (
+        row["losses"][1] < row["losses"][0]
+        and row["compile_seconds"] > 0.5
+        and row["attention"] == "einsum"
+    )
     assert 0 < row["mfu"]["mfu_useful_measured"] < row["mfu"]["mfu_hardware_measured"]
     assert all(part["ms"] > 0 for part in row["trace"]["parts"].values())
     other = tmp_path / "other.json"
@@ -135,5 +145,7 @@ def test_a_small_run_reports_rates_parts_and_why_a_row_failed(tmp_path, monkeypa
 def test_a_resumed_run_is_compared_by_its_bits(capsys):
     keys = {flag.removeprefix("--config.").split("=")[0]: flag.split("=")[1] for flag in TINY}
     row = accelerator_rows.resume_row("aiayn_base", keys | {"train.precision": "float32"}, 3)
-    assert row["equal"] and row["arrays"] > 10 and row["losses"]["whole"] == row["losses"]["resumed"]
+    assert (
+        row["equal"] and row["arrays"] > 10 and row["losses"]["whole"] == row["losses"]["resumed"]
+    )
     assert_names(capsys.readouterr().err, "update 3")

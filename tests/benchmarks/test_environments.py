@@ -28,7 +28,9 @@ def test_environment_is_created_once(tmp_path, monkeypatch):
 
     monkeypatch.setattr(environments_lib, "_run", run)
     for _ in range(2):
-        assert Environments(str(tmp_path)).python("ctranslate2") == str(tmp_path / "ctranslate2" / "bin" / "python")
+        assert Environments(str(tmp_path)).python("ctranslate2") == str(
+            tmp_path / "ctranslate2" / "bin" / "python"
+        )
     assert [command[1:3] for command in commands] == [("-m", "venv"), ("-m", "pip")]
     assert commands[1][-2:] == environments_lib.REQUIREMENTS["ctranslate2"]
 
@@ -50,12 +52,18 @@ def test_failed_installation_is_tried_once_and_gives_its_reason(tmp_path, monkey
 
 def test_message_of_a_failed_command_is_its_error():
     with refused("bash -c", "no-network", error=Unavailable):
-        environments_lib._run("bash", "-c", "echo 'ERROR: no-network' >&2; echo 'note: ...' >&2; exit 1")
+        environments_lib._run(
+            "bash", "-c", "echo 'ERROR: no-network' >&2; echo 'note: ...' >&2; exit 1"
+        )
 
 
 def test_tcmalloc_that_is_missing_or_of_debugging_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(glob, "glob", lambda _: ["/usr/lib/libtcmalloc_minimal_debug.so.4"])
     with refused("libtcmalloc", error=Unavailable):
         Environments(str(tmp_path), install=False).tcmalloc()
-    monkeypatch.setattr(glob, "glob", lambda _: ["/usr/lib/libtcmalloc.so.4", "/usr/lib/libtcmalloc_minimal.so.4"])
-    assert Environments(str(tmp_path), install=False).tcmalloc() == "/usr/lib/libtcmalloc_minimal.so.4"
+    monkeypatch.setattr(
+        glob, "glob", lambda _: ["/usr/lib/libtcmalloc.so.4", "/usr/lib/libtcmalloc_minimal.so.4"]
+    )
+    assert (
+        Environments(str(tmp_path), install=False).tcmalloc() == "/usr/lib/libtcmalloc_minimal.so.4"
+    )

@@ -10,9 +10,19 @@ import pytest
 @pytest.mark.slow
 def test_a_small_run_reports_waits_and_cores(tmp_path):
     out = tmp_path / "record.json"
-    command = [sys.executable, "-m", "benchmarks.input_rate", "--pairs=4000", "--corpora=multi30k", "--tokens=3000"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.input_rate",
+        "--pairs=4000",
+        "--corpora=multi30k",
+        "--tokens=3000",
+    ]
     done = subprocess.run(
-        [*command, "--steps=2", "--seconds=0.5", f"--out={out}"], capture_output=True, text=True, timeout=600
+        [*command, "--steps=2", "--seconds=0.5", f"--out={out}"],
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(out.read_text())["rows"]

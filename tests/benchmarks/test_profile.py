@@ -16,9 +16,14 @@ def test_products_of_a_compiled_program_have_their_shapes():
     def two(x, w, y):
         return jax.nn.relu(x @ w), jnp.einsum("bmk,bnk->bmn", y, y + 1)
 
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 32), (32, 48), (3, 16, 8))]
+    shapes = [
+        jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 32), (32, 48), (3, 16, 8))
+    ]
     facts = facts_of(jax.jit(two).lower(*shapes).compile().as_text())
-    assert {each["product"] for each in facts.values() if each["product"]} == {(1, 64, 32, 48), (3, 16, 8, 16)}
+    assert {each["product"] for each in facts.values() if each["product"]} == {
+        (1, 64, 32, 48),
+        (3, 16, 8, 16),
+    }
 
 
 @pytest.mark.parametrize(
@@ -76,8 +81,18 @@ def test_a_loop_is_not_counted_twice():
         stats = [("program_id", 1), ("hlo_op", name)] if name else []
         return SimpleNamespace(start_ns=start, duration_ns=length, stats=stats)
 
-    events = [event(0, 100), event(10, 80, "while"), event(20, 30, "dot"), event(60, 20), event(65, 10, "add")]
-    assert sorted(own_seconds(events)) == [((1, "add"), 10e-9), ((1, "dot"), 30e-9), ((1, "while"), 40e-9)]
+    events = [
+        event(0, 100),
+        event(10, 80, "while"),
+        event(20, 30, "dot"),
+        event(60, 20),
+        event(65, 10, "add"),
+    ]
+    assert sorted(own_seconds(events)) == [
+        ((1, "add"), 10e-9),
+        ((1, "dot"), 30e-9),
+        ((1, "while"), 40e-9),
+    ]
 
 
 @pytest.mark.slow
@@ -85,5 +100,8 @@ def test_a_loop_is_not_counted_twice():
 def test_a_profile_names_the_products(part, tmp_path):
     task, what = task_of(part, tmp_path, 1, Environments("", install=False))
     found = summary(run(Engine(part, "ours_profile"), task, Environments("", install=False)), what)
-    assert sum(found["shares"].values()) == pytest.approx(1, abs=0.02) and found["shares"][PRODUCTS] > 0
+    assert (
+        sum(found["shares"].values()) == pytest.approx(1, abs=0.02)
+        and found["shares"][PRODUCTS] > 0
+    )
     assert any(kind.startswith("logits") for kind in found["products"])

@@ -37,9 +37,13 @@ def test_a_recipe_is_prepared_trained_and_scored_as_published(tmp_path, monkeypa
     for name, count in (("train", 300), ("tst2012", 10), ("tst2013", 10)):
         for code, words in (("en", "a big dog &apos;s house ."), ("vi", "một con chó to lớn .")):
             lines = [" ".join(rng.choices(words.split(), k=8)) for _ in range(count)]
-            (texts / f"{name}.{code}.xz").write_bytes(lzma.compress("\n".join([*lines, ""]).encode()))
+            (texts / f"{name}.{code}.xz").write_bytes(
+                lzma.compress("\n".join([*lines, ""]).encode())
+            )
     flags = [f"--config.{key}={value}" for key, value in TINY.items()]
-    published.main([f"--data={tmp_path / 'data'}", f"--prepared={tmp_path}", "--recipes=envi_t2t", *flags])
+    published.main(
+        [f"--data={tmp_path / 'data'}", f"--prepared={tmp_path}", "--recipes=envi_t2t", *flags]
+    )
     row = published.train("envi_t2t", tmp_path, 600, TINY)
     assert row["complete"] and row["update"] == 20 and "failed" not in row
     assert "tok:intl" in row["signature"] and row["record"] == "test-20-mean2.json"

@@ -51,7 +51,10 @@ def test_later_rounds_run_the_best_arrangement(calls, tmp_path):
     results, _ = run_rounds([engine], 2, tmp_path)
     assert [each for _, each in calls] == [20, 10, 20]
     first, second = results["a"]
-    assert first["variant"] == second["variant"] == "1x2" and first["tried"] == {"1x2": 21, "2x1": 12}
+    assert first["variant"] == second["variant"] == "1x2" and first["tried"] == {
+        "1x2": 21,
+        "2x1": 12,
+    }
 
 
 def test_failing_process_is_skipped_with_its_last_line(tmp_path):
@@ -61,20 +64,36 @@ def test_failing_process_is_skipped_with_its_last_line(tmp_path):
 
 def test_engine_beyond_its_time_is_skipped(tmp_path):
     with pytest.raises(Unavailable):
-        rounds.run(Engine("a", "matmul", timeout=0.01), TASK, Environments(str(tmp_path), install=False))
+        rounds.run(
+            Engine("a", "matmul", timeout=0.01), TASK, Environments(str(tmp_path), install=False)
+        )
 
 
 def test_ratios_are_of_the_same_round():
-    assert ratios([2.0, 30.0, 8.0], [1.0, 10.0, 2.0]) == {"median": 3.0, "min": 2.0, "max": 4.0, "all": [2.0, 3.0, 4.0]}
-    assert json.dumps(spread([1.23456])) == '{"median": 1.235, "min": 1.235, "max": 1.235, "all": [1.235]}'
+    assert ratios([2.0, 30.0, 8.0], [1.0, 10.0, 2.0]) == {
+        "median": 3.0,
+        "min": 2.0,
+        "max": 4.0,
+        "all": [2.0, 3.0, 4.0],
+    }
+    assert (
+        json.dumps(spread([1.23456]))
+        == '{"median": 1.235, "min": 1.235, "max": 1.235, "all": [1.235]}'
+    )
 
 
 def test_an_own_engine_for_which_the_machine_lacks_something_is_skipped(calls, tmp_path):
     def needs_bfloat16():
         raise Unavailable("no bfloat16")
 
-    results, skipped = run_rounds([Engine("a", "x"), Engine("a_bfloat16", "x", needs=needs_bfloat16)], 2, tmp_path)
-    assert skipped == {"a_bfloat16": "no bfloat16"} and results.keys() == {"a"} and calls == [("a", None)] * 2
+    results, skipped = run_rounds(
+        [Engine("a", "x"), Engine("a_bfloat16", "x", needs=needs_bfloat16)], 2, tmp_path
+    )
+    assert (
+        skipped == {"a_bfloat16": "no bfloat16"}
+        and results.keys() == {"a"}
+        and calls == [("a", None)] * 2
+    )
 
 
 def test_command_of_a_record_has_no_path_of_this_machine():
@@ -88,5 +107,11 @@ def test_command_of_a_record_has_no_path_of_this_machine():
         "/tmp/e",
         "--no-install",
     ]
-    assert command_of("decoding", given) == "python -m benchmarks.decoding --workdir=runs/toy --rounds=3"
-    assert command_of("start", ["--workdir=pretrained:toy"]) == "python -m benchmarks.start --workdir=pretrained:toy"
+    assert (
+        command_of("decoding", given)
+        == "python -m benchmarks.decoding --workdir=runs/toy --rounds=3"
+    )
+    assert (
+        command_of("start", ["--workdir=pretrained:toy"])
+        == "python -m benchmarks.start --workdir=pretrained:toy"
+    )

@@ -38,10 +38,15 @@ def test_batches_are_sorted_by_length_and_within_the_tokens(tmp_path):
     assert longest == sorted(longest) and longest[0] < longest[-1]
     for source, target in batches:
         real = (target > 0).sum(1)
-        assert 0.8 * MINI["tokens"] < real.sum() <= MINI["tokens"] and (real.max() - real.min()) <= 0.5 * real.max()
+        assert (
+            0.8 * MINI["tokens"] < real.sum() <= MINI["tokens"]
+            and (real.max() - real.min()) <= 0.5 * real.max()
+        )
         assert (source > 0).sum(1).max() == source.shape[1] <= MINI["row"] - 4
     save_batches(tmp_path / "batches.npz", batches)
-    for (s, t), (source, target) in zip(load_batches(tmp_path / "batches.npz"), batches, strict=True):
+    for (s, t), (source, target) in zip(
+        load_batches(tmp_path / "batches.npz"), batches, strict=True
+    ):
         np.testing.assert_array_equal(s, source)
         np.testing.assert_array_equal(t, target)
 
@@ -60,7 +65,9 @@ def test_flops_count_real_tokens_only():
     assert training.count_flops(MINI, [(source, target)]) == training.count_flops(MINI, [wider]) > 0
 
 
-@pytest.mark.parametrize("main, flag", [(training.main, "--engines=fairseq"), (decoding.main, "--engines=fairseq")])
+@pytest.mark.parametrize(
+    "main, flag", [(training.main, "--engines=fairseq"), (decoding.main, "--engines=fairseq")]
+)
 def test_unknown_engine_is_an_error(main, flag, capsys):
     with pytest.raises(SystemExit):
         main([flag])
@@ -71,18 +78,28 @@ def test_groups_share_the_cap_of_their_longest_sentence():
     sources = [[5] * (n % 20 + 1) + [EOS] for n in range(100)]
     groups = decoding.groups_of(sources, trained=False)
     assert [len(group["sources"]) for group in groups] == [64, 36]
-    assert [group["cap"] for group in groups] == [int(np.ceil(1.1 * len(group["sources"][-1]))) for group in groups]
+    assert [group["cap"] for group in groups] == [
+        int(np.ceil(1.1 * len(group["sources"][-1]))) for group in groups
+    ]
     assert sorted(map(len, sources)) == [len(ids) for group in groups for ids in group["sources"]]
 
 
 def test_agreement_counts_near_ties_apart():
     ours = {"outputs": [[3], [4], [5]], "scores": [-1.0, -2.0, -3.0]}
     theirs = {"outputs": [[3], [9], [9]], "scores": [-1.0, -2.0001, -3.5]}
-    assert decoding.agreement(ours, theirs) == {"sentences": 3, "equal": 1, "near_ties": 1, "different": 1}
+    assert decoding.agreement(ours, theirs) == {
+        "sentences": 3,
+        "equal": 1,
+        "near_ties": 1,
+        "different": 1,
+    }
 
 
 def test_weights_are_stored_by_path_and_other_models_refused(tmp_path):
-    tree = {"shared_embedding": {"table": np.ones((4, 2))}, "encoder_0": {"feed_forward": {"bias": np.arange(3)}}}
+    tree = {
+        "shared_embedding": {"table": np.ones((4, 2))},
+        "encoder_0": {"feed_forward": {"bias": np.arange(3)}},
+    }
     weights.save(tmp_path, tree, Model(), 3)
     with np.load(tmp_path / "weights.npz") as arrays:
         restored = unflatten(dict(arrays))
@@ -110,7 +127,10 @@ def test_train_step_is_measured_and_missing_peers_are_named(tmp_path, monkeypatc
     ]
     training.main([*flags, f"--out={tmp_path / 'record.json'}"])
     record = json.loads((tmp_path / "record.json").read_text())
-    assert record["command"] == "python -m benchmarks.training --model=mini --rounds=1 --passes=1 --engines=ours,torch"
+    assert (
+        record["command"]
+        == "python -m benchmarks.training --model=mini --rounds=1 --passes=1 --engines=ours,torch"
+    )
     ours = record["engines"]["ours"]
     assert 0 < ours["fraction_of_peak"] < 1 and ours["peak_rss_mb"] > 100
     assert "no complete environment" in record["skipped"]["torch"] and record["ratio_of"] == "ours"
@@ -119,10 +139,19 @@ def test_train_step_is_measured_and_missing_peers_are_named(tmp_path, monkeypatc
 @pytest.mark.slow
 def test_search_is_measured_in_both_precisions_without_peers(tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    flags = ["--model=mini", "--rounds=1", "--sentences=8", "--engines=ours,ours_bfloat16,marian", "--no-install"]
+    flags = [
+        "--model=mini",
+        "--rounds=1",
+        "--sentences=8",
+        "--engines=ours,ours_bfloat16,marian",
+        "--no-install",
+    ]
     decoding.main([*flags, f"--environments={tmp_path}", f"--out={tmp_path / 'record.json'}"])
     record = json.loads((tmp_path / "record.json").read_text())
-    assert record["skipped"].keys() == {"marian"} and record["agreement"]["ours_bfloat16"]["sentences"] == 8
+    assert (
+        record["skipped"].keys() == {"marian"}
+        and record["agreement"]["ours_bfloat16"]["sentences"] == 8
+    )
     types = {name: engine["settings"][0] for name, engine in record["engines"].items()}
     assert types == {"ours": "float32", "ours_bfloat16": "bfloat16"}
 
@@ -131,7 +160,13 @@ def test_search_is_measured_in_both_precisions_without_peers(tmp_path, monkeypat
 @needs("ctranslate2")
 def test_exported_weights_give_ctranslate2_the_same_outputs(tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    flags = ["--model=mini", "--rounds=1", "--sentences=32", "--engines=ours,ctranslate2_float32", "--no-install"]
+    flags = [
+        "--model=mini",
+        "--rounds=1",
+        "--sentences=32",
+        "--engines=ours,ctranslate2_float32",
+        "--no-install",
+    ]
     decoding.main([*flags, f"--environments={PEERS}", f"--out={tmp_path / 'record.json'}"])
     record = json.loads((tmp_path / "record.json").read_text())
     assert not record["skipped"] and record["ratio"]["ctranslate2_float32"]["median"] > 0

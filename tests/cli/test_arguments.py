@@ -51,7 +51,9 @@ def test_home_folder_in_a_flag_is_refused_without_one(no_home):
 
 @given(
     st.lists(
-        st.text(max_size=12) | st.sampled_from(["--average", "--step=1", "--config.", "--config.=", "--"]), max_size=4
+        st.text(max_size=12)
+        | st.sampled_from(["--average", "--step=1", "--config.", "--config.=", "--"]),
+        max_size=4,
     )
 )
 def test_random_command_lines_are_parsed_or_refused(argv):

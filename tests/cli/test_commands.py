@@ -62,9 +62,18 @@ def copy(trained, tmp_path):
 
 def test_train_prints_progress_and_writes_a_record(trained):
     workdir, out = trained
-    assert_names(out, "500 pairs", "vocabulary 400", "tok/s", "valid_nll", "20/20 sentences", "BLEU")
     assert_names(
-        out, "start of", "fill", "nrefs:1|case:mixed|eff:no|tok:13a", "source", "reference", "output", "allocator:"
+        out, "500 pairs", "vocabulary 400", "tok/s", "valid_nll", "20/20 sentences", "BLEU"
+    )
+    assert_names(
+        out,
+        "start of",
+        "fill",
+        "nrefs:1|case:mixed|eff:no|tok:13a",
+        "source",
+        "reference",
+        "output",
+        "allocator:",
     )
     record = json.loads((workdir / "eval" / "test-20.json").read_text())
     hypotheses = (workdir / "eval" / "test-20.hyp.txt").read_text().split("\n")[:-1]
@@ -84,9 +93,13 @@ def test_complete_run_is_reported_and_more_steps_resume_it(copy, t2t):
 
 def test_translate_needs_only_the_workdir(workdir, t2t, tmp_path):
     lines = [s for s, _ in toy.pairs("test", 5)]
-    out, _ = t2t("translate", f"--workdir={workdir}", stdin="\n".join([lines[0], "", *lines[1:]]) + "\n")
+    out, _ = t2t(
+        "translate", f"--workdir={workdir}", stdin="\n".join([lines[0], "", *lines[1:]]) + "\n"
+    )
     assert len(out.split("\n")) == 7 and out.split("\n")[1] == ""
-    out, _ = t2t("translate", f"--workdir={workdir}", "--n-best=3", "--scores", stdin=lines[0] + "\n")
+    out, _ = t2t(
+        "translate", f"--workdir={workdir}", "--n-best=3", "--scores", stdin=lines[0] + "\n"
+    )
     assert [line.split(" ||| ")[0] for line in out.splitlines()] == ["0"] * 3
     assert len([float(line.split(" ||| ")[2]) for line in out.splitlines()]) == 3
     (tmp_path / "starts").write_text("Der\n")
@@ -125,8 +138,12 @@ def test_evaluate_other_text_with_averaged_checkpoints(copy, t2t, tmp_path):
     out, _ = t2t("evaluate", f"--workdir={copy}", "--average=2", *keys)
     assert_names(out, "12 sentences")
     assert out.count("reference  ") == 5
-    record = json.loads(max((copy / "eval").glob("test-*.json"), key=lambda p: p.stat().st_mtime).read_text())
-    assert len(record["checkpoint"]["averaged"]) == 2 and record["data"]["spec"] == "own.en,own.de.gz"
+    record = json.loads(
+        max((copy / "eval").glob("test-*.json"), key=lambda p: p.stat().st_mtime).read_text()
+    )
+    assert (
+        len(record["checkpoint"]["averaged"]) == 2 and record["data"]["spec"] == "own.en,own.de.gz"
+    )
 
 
 def test_prepare_is_idempotent(t2t, tmp_path):
@@ -136,7 +153,9 @@ def test_prepare_is_idempotent(t2t, tmp_path):
     files = {p: p.stat().st_mtime_ns for p in (tmp_path / "w" / "data").rglob("*") if p.is_file()}
     assert len(files) > 10
     t2t(*command)
-    assert files == {p: p.stat().st_mtime_ns for p in (tmp_path / "w" / "data").rglob("*") if p.is_file()}
+    assert files == {
+        p: p.stat().st_mtime_ns for p in (tmp_path / "w" / "data").rglob("*") if p.is_file()
+    }
 
 
 def text_files(folder, source="a\nb\n", target="c\nd\n"):
@@ -165,14 +184,22 @@ LONG = "".join(f"sentence number {i} of many\n" for i in range(50))
 def test_bad_input_is_located_and_leaves_no_partial_files(tmp_path, text, flags, names):
     flags = flags if text is None else [text_files(tmp_path, **text)]
     config = f"--config={ROOT / 'configs' / 'text.py'}"
-    command = ["train", config, f"--workdir={tmp_path / 'w'}", "--config.mesh.cpu_devices=1", *flags]
+    command = [
+        "train",
+        config,
+        f"--workdir={tmp_path / 'w'}",
+        "--config.mesh.cpu_devices=1",
+        *flags,
+    ]
     refused_command(command, *names)
     assert not list(tmp_path.rglob("*.partial*"))
 
 
 def test_compressed_input_is_named(workdir, tmp_path):
     (tmp_path / "lines").write_bytes(gzip.compress(b"It is late.\n"))
-    refused_command(["translate", f"--workdir={workdir}", f"--input={tmp_path / 'lines'}"], "lines", ".gz")
+    refused_command(
+        ["translate", f"--workdir={workdir}", f"--input={tmp_path / 'lines'}"], "lines", ".gz"
+    )
 
 
 def test_given_tokenizer_larger_than_vocab_size_is_refused(workdir, tmp_path):
@@ -190,7 +217,10 @@ def test_given_tokenizer_larger_than_vocab_size_is_refused(workdir, tmp_path):
 @pytest.mark.parametrize(
     ("command", "names"),
     [
-        (["train", TOY, *SMALL, "--config.train.steps=20", "--config.model.d_ff=128"], ["model.d_ff", "64", "128"]),
+        (
+            ["train", TOY, *SMALL, "--config.train.steps=20", "--config.model.d_ff=128"],
+            ["model.d_ff", "64", "128"],
+        ),
         (["evaluate", "--step=7"], ["step 7"]),
         (["translate", "--input=bad"], ["line 2", "byte 1", "0xc3"]),
         (["translate", "--config.model.d_model=64"], ["model.d_model", "32", "64"]),
@@ -218,7 +248,12 @@ def test_checkpoint_of_another_tokenizer_is_refused(copy):
 @pytest.mark.slow
 def test_final_evaluation_averages_checkpoints(t2t, tmp_path):
     """checkpoint.average_last, eval.bootstrap_samples = 0, and BLEU during training."""
-    keys = ["train.steps=6", "checkpoint.every_steps=2", "checkpoint.average_last=3", "eval.decode_every_steps=3"]
+    keys = [
+        "train.steps=6",
+        "checkpoint.every_steps=2",
+        "checkpoint.average_last=3",
+        "eval.decode_every_steps=3",
+    ]
     keys += ["eval.bootstrap_samples=0"]
     out, _ = t2t("train", TOY, "--workdir=w", *SMALL, *(f"--config.{key}" for key in keys))
     record = json.loads((tmp_path / "w" / "eval" / "test-6-mean3.json").read_text())

@@ -23,7 +23,8 @@ def test_parameters_batches_rates_and_memory(capsys):
     assert number(out, "  all") == "214171648" and number(out, "shared_embedding") == "37888000"
     assert "vocabulary 37,000" in out
     groups = [
-        int(x.replace(",", "")) for x in re.findall(r"^  (?:encoder|decoder|shared)\S* ?\S*\s+([\d,]+)$", out, re.M)
+        int(x.replace(",", ""))
+        for x in re.findall(r"^  (?:encoder|decoder|shared)\S* ?\S*\s+([\d,]+)$", out, re.M)
     ]
     assert sum(groups) == 214171648, "the groups add up"
     assert number(out, "update     4,000") == "4.941059e-04"
@@ -37,7 +38,9 @@ def test_diff_lists_every_key_that_differs_with_both_values(capsys):
     assert len(lines) == 9
     assert_names(lines["model.d_model"], "1024", "512")
     assert_names(lines["decode.alpha"], "0.6", "1.0")
-    assert list(lines).index("model.d_ff") < list(lines).index("decode.alpha"), "keys that may change come last"
+    assert list(lines).index("model.d_ff") < list(lines).index("decode.alpha"), (
+        "keys that may change come last"
+    )
     assert "." not in explain(capsys, "--config=aiayn_base", "--diff=aiayn_base")
 
 

@@ -20,7 +20,9 @@ from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.workdir import adopt_config, begin, completed
 
-QUICK = dict(log=dict(every_steps=10), decode=dict(beam_size=1, max_length_offset=2, max_length_ratio=0.2))
+QUICK = dict(
+    log=dict(every_steps=10), decode=dict(beam_size=1, max_length_offset=2, max_length_ratio=0.2)
+)
 SETS = "short=toy:test:3; long.er=toy:test:5"
 
 
@@ -39,7 +41,9 @@ def config_of(workdir, test=SETS, **checkpoint):
 def early_stopped_run(tmp_path_factory, cache):
     """A run that early stopping ended at update 4, with its best checkpoint at 2."""
     workdir, scores = tmp_path_factory.mktemp("ended"), iter([3.0, 2.0])
-    outcome = loop.train(start(config_of(workdir), workdir, cache), score=lambda *_: {"valid_bleu": next(scores)})
+    outcome = loop.train(
+        start(config_of(workdir), workdir, cache), score=lambda *_: {"valid_bleu": next(scores)}
+    )
     assert (outcome.reason, outcome.step) == ("patience", 4)
     return workdir
 
@@ -56,7 +60,10 @@ def finish_run(config, workdir, reason="patience", hooks=()):
     with RunSupervisor(ProcessGroup(), config) as supervisor:
         finish(config, workdir, loop.TrainingEnd(None, 4, reason, {}, hooks), supervisor)
     marker = json.loads((workdir / "complete.json").read_text())
-    return marker, {name: json.loads((workdir / "eval" / file).read_text()) for name, file in marker["records"].items()}
+    return marker, {
+        name: json.loads((workdir / "eval" / file).read_text())
+        for name, file in marker["records"].items()
+    }
 
 
 def test_early_stopped_run_is_evaluated_at_its_best_checkpoint(copy, capsys):
@@ -65,7 +72,10 @@ def test_early_stopped_run_is_evaluated_at_its_best_checkpoint(copy, capsys):
     for name, sentences in (("short", 3), ("long.er", 5)):
         assert records[name]["split"] == name and records[name]["data"]["sentences"] == sentences
         checkpoint = records[name]["checkpoint"]
-        assert checkpoint["averaged"] == [2] and checkpoint["best"] == {"metric": "bleu", "value": 3.0}
+        assert checkpoint["averaged"] == [2] and checkpoint["best"] == {
+            "metric": "bleu",
+            "value": 3.0,
+        }
         assert "config.eval.patience" in checkpoint["why"]
     out = capsys.readouterr().out
     assert out.count("3.0000") == 2 and out.count("record: ") == 2
@@ -80,7 +90,9 @@ def test_early_stopped_run_is_evaluated_at_its_best_checkpoint(copy, capsys):
     ],
 )
 def test_requested_average_takes_precedence(copy, reason, average_last, record, why):
-    marker, records = finish_run(config_of(copy, test="toy:test:2", average_last=average_last), copy, reason)
+    marker, records = finish_run(
+        config_of(copy, test="toy:test:2", average_last=average_last), copy, reason
+    )
     assert marker["records"] == {"test": record}
     assert why in records["test"]["checkpoint"]["why"]
 
@@ -88,9 +100,13 @@ def test_requested_average_takes_precedence(copy, reason, average_last, record, 
 def test_scores_of_the_test_sets_go_to_the_hooks(copy):
     ended = []
 
-    _, records = finish_run(config_of(copy), copy, hooks=[Hook("end", lambda *end: ended.append(end))])
+    _, records = finish_run(
+        config_of(copy), copy, hooks=[Hook("end", lambda *end: ended.append(end))]
+    )
     ((step, values),) = ended
-    assert step == 4 and values["short_sacrebleu"] == records["short"]["scores"]["sacrebleu"]["score"]
+    assert (
+        step == 4 and values["short_sacrebleu"] == records["short"]["scores"]["sacrebleu"]["score"]
+    )
     assert values["long.er_nll"] == records["long.er"]["scores"]["nll"]
 
 
@@ -98,7 +114,9 @@ def test_newest_checkpoint_is_evaluated_without_a_metric(copy, monkeypatch):
     monkeypatch.setattr(Checkpoints, "metrics", lambda self: {})
     _, records = finish_run(config_of(copy, test="toy:test:2"), copy)
     checkpoint = records["test"]["checkpoint"]
-    assert checkpoint["averaged"] == [4] and "newest" in checkpoint["why"] and "best" not in checkpoint
+    assert (
+        checkpoint["averaged"] == [4] and "newest" in checkpoint["why"] and "best" not in checkpoint
+    )
 
 
 def test_complete_run_lists_the_record_of_each_set(copy):
@@ -114,9 +132,13 @@ def test_training_state_is_freed_before_the_final_evaluation(tmp_path, cache, mo
 
     without_search(monkeypatch)
     monkeypatch.setattr(
-        running, "set_up_training", functools.partial(running.set_up_training, devices=jax.devices()[:1])
+        running,
+        "set_up_training",
+        functools.partial(running.set_up_training, devices=jax.devices()[:1]),
     )
-    config = tiny_run(tmp_path, steps=2, checkpoint=dict(every_steps=2), data=dict(test="toy:test:2"), **QUICK)
+    config = tiny_run(
+        tmp_path, steps=2, checkpoint=dict(every_steps=2), data=dict(test="toy:test:2"), **QUICK
+    )
     config = config.with_values({"data.cache": str(cache), "mesh.data": -1})
     live = lambda: sum(x.nbytes for x in jax.live_arrays())  # noqa: E731
     before, sizes, original = live(), [], loading.load

@@ -32,7 +32,9 @@ def test_missing_packages_are_reported_with_install_command():
     )
     bare = [sys.executable, "-I", "-S", "-c", start, *COMMANDS]
     result = subprocess.run(bare, capture_output=True, text=True, timeout=300)
-    assert result.stdout.split() == ["2"] * len(COMMANDS) and "Traceback" not in result.stderr, result.stderr
+    assert result.stdout.split() == ["2"] * len(COMMANDS) and "Traceback" not in result.stderr, (
+        result.stderr
+    )
     for command, line in zip(COMMANDS, result.stderr.splitlines(), strict=True):
         assert_names(line, command, sys.executable, "requirements.txt")
 
@@ -97,7 +99,9 @@ def test_a_flag_that_is_given_twice_is_refused():
 
 def test_a_flag_without_a_value_turns_its_key_on(monkeypatch):
     load_extensions()
-    monkeypatch.setitem(FLAGS, "--joint", Flag("some", "one vocabulary", key="data.joint_vocabulary"))
+    monkeypatch.setitem(
+        FLAGS, "--joint", Flag("some", "one vocabulary", key="data.joint_vocabulary")
+    )
     parser = arguments.parser("some", "")
     arguments.add_flags(parser, "some")
     overrides = arguments.parse(parser, ["--joint"])[1]

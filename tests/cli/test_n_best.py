@@ -27,11 +27,17 @@ def overrides(monkeypatch, *argv: str) -> dict[str, str]:
 def test_flag_overrides_the_runs_own_n_best(monkeypatch):
     assert overrides(monkeypatch) == {}
     assert overrides(monkeypatch, "--n-best=1") == {"decode.n_best": "1"}
-    assert overrides(monkeypatch, "--n_best=2") == {"decode.n_best": "2"}  # underscores are accepted too
-    assert overrides(monkeypatch, "--n-best=3", "--config.decode.n_best=3") == {"decode.n_best": "3"}
+    assert overrides(monkeypatch, "--n_best=2") == {
+        "decode.n_best": "2"
+    }  # underscores are accepted too
+    assert overrides(monkeypatch, "--n-best=3", "--config.decode.n_best=3") == {
+        "decode.n_best": "3"
+    }
 
 
-@pytest.mark.parametrize("argv", [["--n-best=4", "--config.decode.n_best=2"], ["--n-best=0"], ["--n-best=-1"]])
+@pytest.mark.parametrize(
+    "argv", [["--n-best=4", "--config.decode.n_best=2"], ["--n-best=0"], ["--n-best=-1"]]
+)
 def test_conflicting_or_zero_n_best_is_refused(argv):
     with refused("best"):
         translate.run(["--workdir=w", *argv])

@@ -60,7 +60,9 @@ def test_lines_are_read_no_further_than_the_window(monkeypatch):
 
     for live in (True, False):
         read.clear()
-        assert texts([next(windows(numbered(lines()), 100, live=live))]) == [[str(i) for i in range(100)]]
+        assert texts([next(windows(numbered(lines()), 100, live=live))]) == [
+            [str(i) for i in range(100)]
+        ]
         time.sleep(0.2)
         assert len(read) <= 100 + 201
 
@@ -155,14 +157,18 @@ def test_pipe_as_output_receives_each_window(run, t2t, tmp_path):
 
 def test_signal_while_the_run_is_loaded_stops_after_it(run, t2t, monkeypatch):
     load = arguments.load_run
-    monkeypatch.setattr(arguments, "load_run", lambda *a: os.kill(os.getpid(), signal.SIGINT) or load(*a))
+    monkeypatch.setattr(
+        arguments, "load_run", lambda *a: os.kill(os.getpid(), signal.SIGINT) or load(*a)
+    )
     out, err = t2t(stdin=b"a\n", code=128 + signal.SIGINT)
     assert out == "" and not run.windows
     assert_names(err, "SIGINT")
 
 
 @pytest.mark.parametrize("output", ["/proc/out", "/proc/no/such/folder/out", "in/out", "."])
-def test_impossible_output_is_refused_before_the_run_is_loaded(run, t2t, tmp_path, monkeypatch, output):
+def test_impossible_output_is_refused_before_the_run_is_loaded(
+    run, t2t, tmp_path, monkeypatch, output
+):
     (tmp_path / "in").write_text("a\n")
     monkeypatch.setattr(arguments, "load_run", lambda *a: pytest.fail("was loaded"))
     _, err = t2t("--input=in", f"--output={output}", code=2)
@@ -191,8 +197,12 @@ def test_output_file_appears_whole_or_not_at_all(run, t2t, tmp_path):
 BAD_LINES = b"a\nb\nno\nd\n\nbad \xff\nnever\nh\n"
 
 
-@pytest.mark.parametrize("command, flags", [("translate", []), ("translate_file", ["--input=in", "--output=out"])])
-def test_a_line_that_cannot_be_translated_costs_that_line_alone(run, tmp_path, monkeypatch, capsys, command, flags):
+@pytest.mark.parametrize(
+    "command, flags", [("translate", []), ("translate_file", ["--input=in", "--output=out"])]
+)
+def test_a_line_that_cannot_be_translated_costs_that_line_alone(
+    run, tmp_path, monkeypatch, capsys, command, flags
+):
     run.refused = ("no", "never")
     (tmp_path / "in").write_bytes(BAD_LINES)
     out, err = capitals_run.command(command, monkeypatch, capsys)(*flags, stdin=BAD_LINES, code=2)
@@ -204,7 +214,9 @@ def test_a_line_that_cannot_be_translated_costs_that_line_alone(run, tmp_path, m
 @pytest.mark.parametrize("flag", ["--n-best=2", "--prefix=in"])
 def test_lines_that_cannot_be_translated_keep_the_form_of_the_output(run, t2t, tmp_path, flag):
     (tmp_path / "in").write_bytes(b"x\ny\xff\nz\n")
-    out, err = t2t(flag, "--scores", stdin=b"a\nb\nc\n" if flag == "--prefix=in" else b"a\n\xff\nc\n", code=2)
+    out, err = t2t(
+        flag, "--scores", stdin=b"a\nb\nc\n" if flag == "--prefix=in" else b"a\n\xff\nc\n", code=2
+    )
     lines = out.splitlines()
     assert len(lines) == (6 if flag == "--n-best=2" else 3)
     assert_names(err, "line 2", "0xff")
@@ -218,7 +230,9 @@ def test_an_error_of_what_is_printed_costs_one_line(run, t2t, monkeypatch):
             return [[f"<{text}>" for text in texts] for texts in n_best]
 
     monkeypatch.setattr(arguments, "Changes", lambda model, flags: Printing(model, ""))
-    monkeypatch.setattr("t2t_flax.decoding.batches.read_lines", lambda config, tokenizers, lines, first: (lines, {}))
+    monkeypatch.setattr(
+        "t2t_flax.decoding.batches.read_lines", lambda config, tokenizers, lines, first: (lines, {})
+    )
     out, err = t2t(stdin=b"a\nb\nc\nd\ne\n", code=2)
     assert out == "<A>\n<B>\n\n<D>\n<E>\n"
     assert_names(err, "line 3", "broken")

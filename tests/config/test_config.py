@@ -16,11 +16,34 @@ def test_defaults_are_the_papers_base():
     c = resolve(default_config())
     assert c == Config()
     m = c.model
-    assert (m.num_encoder_layers, m.num_decoder_layers, m.d_model, m.d_ff, m.num_heads) == (6, 6, 512, 2048, 8)
-    assert (m.dropout, m.norm_placement, m.position, m.tie_embeddings) == (0.1, "post", "sinusoid_interleaved", "all")
+    assert (m.num_encoder_layers, m.num_decoder_layers, m.d_model, m.d_ff, m.num_heads) == (
+        6,
+        6,
+        512,
+        2048,
+        8,
+    )
+    assert (m.dropout, m.norm_placement, m.position, m.tie_embeddings) == (
+        0.1,
+        "post",
+        "sinusoid_interleaved",
+        "all",
+    )
     o = c.optimizer
-    assert (o.schedule, o.lr_scale, o.warmup_steps, o.b1, o.b2, o.eps) == ("noam", 1.0, 4000, 0.9, 0.98, 1e-9)
-    assert (c.loss.label_smoothing, c.data.batch_tokens, c.decode.beam_size, c.decode.alpha) == (0.1, 25000, 4, 0.6)
+    assert (o.schedule, o.lr_scale, o.warmup_steps, o.b1, o.b2, o.eps) == (
+        "noam",
+        1.0,
+        4000,
+        0.9,
+        0.98,
+        1e-9,
+    )
+    assert (c.loss.label_smoothing, c.data.batch_tokens, c.decode.beam_size, c.decode.alpha) == (
+        0.1,
+        25000,
+        4,
+        0.6,
+    )
 
 
 def test_every_key_has_a_description():
@@ -66,7 +89,15 @@ def test_config_files_with_variants(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["toy.py", "text.py", "wmt14_ende.py:base", "wmt14_ende.py:big", "wmt14_enfr.py:base", "wmt14_enfr.py:big"]
+    "name",
+    [
+        "toy.py",
+        "text.py",
+        "wmt14_ende.py:base",
+        "wmt14_ende.py:big",
+        "wmt14_enfr.py:base",
+        "wmt14_enfr.py:big",
+    ],
 )
 def test_shipped_configs_resolve(name):
     config = load_config(str(Path(__file__).parents[2] / "configs" / name), {"data.train": "a,b"})

@@ -27,7 +27,8 @@ NUMBERS = [
     "9" * 5000,
 ]
 TEXTS = st.one_of(
-    st.text(max_size=20), st.sampled_from([*NUMBERS, "", " ", "\0", "\udcff", "(0, 5)", "(1,)", "none", "true", "٣"])
+    st.text(max_size=20),
+    st.sampled_from([*NUMBERS, "", " ", "\0", "\udcff", "(0, 5)", "(1,)", "none", "true", "٣"]),
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=3)
@@ -54,7 +55,11 @@ def check_invariants(config: Config) -> None:
         value = getattr(config.group(group), item)
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float):
-                assert math.isfinite(number) and abs(number) < 2**63 and (math.copysign(1, number) > 0 or number < 0)
+                assert (
+                    math.isfinite(number)
+                    and abs(number) < 2**63
+                    and (math.copysign(1, number) > 0 or number < 0)
+                )
 
 
 @given(st.dictionaries(KEYS, TEXTS, max_size=3))
@@ -77,7 +82,9 @@ def test_random_values_set_by_a_config_file(keys, group):
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
     max_leaves=3,
 )
 

@@ -65,8 +65,16 @@ PROGRAM = {
     "optimizer.warmup_steps": (10, 20, {}),
     "optimizer.warmup_init": (0.0, 1e-4, {"optimizer.schedule": "inverse_sqrt"}),
     "optimizers.decay_steps": (50, 60, {"optimizer.schedule": "cosine"}),
-    "optimizers.min_lr": (0.0, 1e-5, {"optimizer.schedule": "linear", "optimizers.decay_steps": 50}),
-    "optimizers.cooldown_steps": (20, 30, {"optimizer.schedule": "wsd", "optimizers.decay_steps": 50}),
+    "optimizers.min_lr": (
+        0.0,
+        1e-5,
+        {"optimizer.schedule": "linear", "optimizers.decay_steps": 50},
+    ),
+    "optimizers.cooldown_steps": (
+        20,
+        30,
+        {"optimizer.schedule": "wsd", "optimizers.decay_steps": 50},
+    ),
     "optimizers.momentum": (0.95, 0.9, {"optimizer.name": "muon"}),
     "optimizer.b1": (0.9, 0.8, {}),
     "optimizer.b2": (0.98, 0.9, {}),
@@ -136,7 +144,9 @@ def loss_program(config: Config) -> str:
     params = abstract_state(config, model, make_optimizer(config), devices_mesh())[0].params
 
     def loss(params, batch):
-        return loss_sums(config, model, params, batch, Noise(noise_key(0, 0), np.arange(4, dtype=np.uint32)))
+        return loss_sums(
+            config, model, params, batch, Noise(noise_key(0, 0), np.arange(4, dtype=np.uint32))
+        )
 
     return str(jax.make_jaxpr(loss)(params, abstract_batch(4, 24)))
 
@@ -156,7 +166,11 @@ def program(config: Config) -> str:
     model, tx = make_model(config, 37, 37), make_optimizer(config)
     state, shardings = abstract_state(config, model, tx, mesh)
     with mesh_lib.use(mesh):
-        return str(make_train_step(config, model, tx, mesh, shardings).trace(state, abstract_batch(1, 4, 24)).jaxpr)
+        return str(
+            make_train_step(config, model, tx, mesh, shardings)
+            .trace(state, abstract_batch(1, 4, 24))
+            .jaxpr
+        )
 
 
 SMALL = dict(num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2)
@@ -165,7 +179,9 @@ SMALL = dict(num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num
 @pytest.mark.parametrize("key", PROGRAM)
 def test_key_changes_the_train_step(key):
     base, new_value, further = PROGRAM[key]
-    config = changed(small_config(model=SMALL, train=dict(precision="float32")), further | {key: base})
+    config = changed(
+        small_config(model=SMALL, train=dict(precision="float32")), further | {key: base}
+    )
     show = program
     if key.startswith(("model.", "loss.")):
         show = loss_program
@@ -197,7 +213,12 @@ def test_key_changes_the_prepared_data(key, prepared):
     base, new_value, further = PREPARED[key]
     config = small_config(
         data=dict(
-            train="toy:train:150", vocab_size=300, byte_fallback=False, max_length=64, pack_length=64, batch_tokens=256
+            train="toy:train:150",
+            vocab_size=300,
+            byte_fallback=False,
+            max_length=64,
+            pack_length=64,
+            batch_tokens=256,
         )
     )
     swap = "?" in further.values()
@@ -209,14 +230,22 @@ def test_key_changes_the_prepared_data(key, prepared):
         assert pairs[0] == pairs[1][::-1]
 
 
-BATCHES = {"data.batch_tokens": 200, "data.batching": "buckets", "data.pack_length": 48, "data.microbatch_tokens": 48}
+BATCHES = {
+    "data.batch_tokens": 200,
+    "data.batching": "buckets",
+    "data.pack_length": 48,
+    "data.microbatch_tokens": 48,
+}
 
 
 @pytest.mark.parametrize("key", BATCHES)
 def test_key_changes_the_shapes(key, tmp_path):
     store = write_store(tmp_path / "store", random_pairs(200, longest=22))
     config = small_config()
-    before, after = (Batches(store, c.data, seed=0).shapes for c in (config, changed(config, {key: BATCHES[key]})))
+    before, after = (
+        Batches(store, c.data, seed=0).shapes
+        for c in (config, changed(config, {key: BATCHES[key]}))
+    )
     assert before != after
 
 
@@ -228,7 +257,11 @@ def test_seed_data_changes_the_order(tmp_path):
 
 def test_seed_init_changes_the_parameters():
     tables = [
-        np.asarray(model_and_state(small_config(model=SMALL, seed=dict(init=s)))[2].params["shared_embedding"]["table"])
+        np.asarray(
+            model_and_state(small_config(model=SMALL, seed=dict(init=s)))[2].params[
+                "shared_embedding"
+            ]["table"]
+        )
         for s in (0, 0, 1)
     ]
     np.testing.assert_array_equal(tables[0], tables[1])
@@ -247,9 +280,13 @@ def test_data_root_cache_and_num_workers(tmp_path, monkeypatch):
     num_workers = []
     real = corpus_module.prepare_split
     monkeypatch.setattr(
-        corpus_module, "prepare_split", lambda *a, **k: num_workers.append(k["num_workers"]) or real(*a, **k)
+        corpus_module,
+        "prepare_split",
+        lambda *a, **k: num_workers.append(k["num_workers"]) or real(*a, **k),
     )
-    config = small_config(data=data | dict(root=str(root), cache=str(tmp_path / "shared"), num_workers=1))
+    config = small_config(
+        data=data | dict(root=str(root), cache=str(tmp_path / "shared"), num_workers=1)
+    )
     corpus = prepare_corpus(task_of(config), tmp_path / "w")
     assert (
         num_workers == [1]
@@ -268,7 +305,9 @@ def test_cpu_devices_and_the_cache_of_programs(monkeypatch):
     for given, expected in (("/of/jax", False), ("", True)):
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", given)
         process.prepare_process(Config())
-        assert ("jax_compilation_cache_dir" in updates) == expected and "jax_num_cpu_devices" not in updates
+        assert (
+            "jax_compilation_cache_dir" in updates
+        ) == expected and "jax_num_cpu_devices" not in updates
 
 
 def test_stored_config_has_every_key():
@@ -356,7 +395,9 @@ def test_every_key_has_a_declared_effect():
     assert sorted(key for table in tables for key in table) == sorted(fields())
     for file, keys in ELSEWHERE.items():
         text = (Path(__file__).parents[2] / file).read_text()
-        assert not [key for key in keys.split() if not re.search(rf"\b{key.split('.')[1]}\b", text)], file
+        assert not [
+            key for key in keys.split() if not re.search(rf"\b{key.split('.')[1]}\b", text)
+        ], file
 
 
 # Values of keys on which others depend, where these are not choices; the first one is the default.
@@ -428,7 +469,9 @@ def test_a_key_without_an_effect_is_refused_and_named_with_what_takes_it_away():
 
 @pytest.mark.parametrize("key", SEARCHED)
 def test_key_changes_every_search_that_reads_it(key, monkeypatch):
-    monkeypatch.setattr("t2t_flax.extensions.constraints.constrained.begins_word", lambda tokenizer: b"")
+    monkeypatch.setattr(
+        "t2t_flax.extensions.constraints.constrained.begins_word", lambda tokenizer: b""
+    )
     for strategy in SEARCHES:
         base = Config().with_values({"decode.strategy": strategy})
         same = search(base) == search(base.with_values({key: SEARCHED[key]}))
@@ -452,20 +495,32 @@ def test_key_changes_every_update_that_reads_it(name):
     base = small_config(model=SMALL).with_values(decay | {"optimizer.schedule": "inverse_sqrt"})
     for value in values_of(chooser):
         config = base.with_values({chooser: value})
-        same = update_program(config) == update_program(config.with_values({name: PROGRAM[name][1]}))
+        same = update_program(config) == update_program(
+            config.with_values({name: PROGRAM[name][1]})
+        )
         assert same == (unmet(name, config.value) is not None), value
 
 
 def test_an_override_takes_back_values_that_it_leaves_without_effect(caplog):
     """They go back to the default, which the user is told; values that are given together are refused."""
     _warn.cache_clear()
-    stored = override(default_config(), {"decode.beam_size": "8", "decode.alpha": "1", "optimizer.lr_scale": "2"})
+    stored = override(
+        default_config(), {"decode.beam_size": "8", "decode.alpha": "1", "optimizer.lr_scale": "2"}
+    )
     config = resolve(override(stored, {"decode.strategy": "greedy"}))
-    assert (config.decode.beam_size, config.decode.alpha, config.optimizer.lr_scale) == (4, 0.6, 2.0)
-    assert_names(caplog.text, "config.decode.beam_size", "config.decode.alpha", "config.decode.strategy")
+    assert (config.decode.beam_size, config.decode.alpha, config.optimizer.lr_scale) == (
+        4,
+        0.6,
+        2.0,
+    )
+    assert_names(
+        caplog.text, "config.decode.beam_size", "config.decode.alpha", "config.decode.strategy"
+    )
     assert "lr_scale" not in caplog.text
     with refused("config.decode.beam_size", "config.decode.strategy", "'greedy'"):
         resolve(override(stored, {"decode.strategy": "greedy", "decode.beam_size": "8"}))
     chain = {"finetuning.init_from": "x", "finetuning.lora_rank": "2", "finetuning.lora_alpha": "8"}
-    group = resolve(override(override(default_config(), chain), {"finetuning.init_from": ""})).group("finetuning")
+    group = resolve(
+        override(override(default_config(), chain), {"finetuning.init_from": ""})
+    ).group("finetuning")
     assert (group.lora_rank, group.lora_alpha) == (0, 16.0)

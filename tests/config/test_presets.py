@@ -25,8 +25,16 @@ def test_preset_with_keys_of_an_absent_extension(monkeypatch):
 
 def test_english_french_has_less_dropout_and_fewer_pieces():
     big, enfr = (config_lib.resolve(preset(name)) for name in ("aiayn_big", "aiayn_big_enfr"))
-    assert (enfr.model.dropout, enfr.data.vocab_size, enfr.data.target_language) == (0.1, 32_000, "fr")
-    assert not [key for key in config_lib.differences(big, enfr) if not key.startswith(("data.", "model.dropout"))]
+    assert (enfr.model.dropout, enfr.data.vocab_size, enfr.data.target_language) == (
+        0.1,
+        32_000,
+        "fr",
+    )
+    assert not [
+        key
+        for key in config_lib.differences(big, enfr)
+        if not key.startswith(("data.", "model.dropout"))
+    ]
 
 
 def test_config_files_are_presets():
@@ -34,14 +42,24 @@ def test_config_files_are_presets():
                        ("wmt14_enfr.py:base", "aiayn_base_enfr"), ("wmt14_enfr.py:big", "aiayn_big_enfr")):  # fmt: skip
         assert config_lib.load_config(str(CONFIGS / file)) == config_lib.resolve(preset(name))
     differ = config_lib.differences(
-        config_lib.resolve(preset("wu2021_tiny")), config_lib.load_config(str(CONFIGS / "multi30k.py"))
+        config_lib.resolve(preset("wu2021_tiny")),
+        config_lib.load_config(str(CONFIGS / "multi30k.py")),
     )
     assert set(differ) == {"log.every_steps", "mesh.cpu_devices"}
 
 
 def test_french_multi30k_is_the_german_recipe_on_other_text():
-    german, french = (config_lib.load_config(f"{CONFIGS / 'multi30k.py'}:{language}") for language in ("de", "fr"))
-    texts = {"data.train", "data.valid", "data.test", "data.target_language", "data.tokenizer_model", "data.vocab_size"}
+    german, french = (
+        config_lib.load_config(f"{CONFIGS / 'multi30k.py'}:{language}") for language in ("de", "fr")
+    )
+    texts = {
+        "data.train",
+        "data.valid",
+        "data.test",
+        "data.target_language",
+        "data.tokenizer_model",
+        "data.vocab_size",
+    }
     assert set(config_lib.differences(german, french)) == texts
     with refused("'cs'", "de", "fr"):
         config_lib.load_config(f"{CONFIGS / 'multi30k.py'}:cs")

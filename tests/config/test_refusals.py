@@ -18,7 +18,10 @@ LARGE = "9" * 30
         ({"optim.warmup_steps": "3"}, ["'optimizer.warmup_steps'"]),
         ({"model.d_model": "1.5"}, ["model.d_model", "1.5", "int"]),
         ({"model.dropout": "abc"}, ["model.dropout", "abc", "float"]),
-        ({"data.joint_vocabulary": "perhaps"}, ["data.joint_vocabulary", "perhaps", "true", "false"]),
+        (
+            {"data.joint_vocabulary": "perhaps"},
+            ["data.joint_vocabulary", "perhaps", "true", "false"],
+        ),
         ({"model.norm_placement": "mid"}, ["model.norm_placement", "'mid'", "post", "pre"]),
         ({"model.dropout": "1.5"}, ["model.dropout", "1.5", "0.99"]),
         ({"model.dropout": "nan"}, ["model.dropout", "nan"]),
@@ -27,19 +30,37 @@ LARGE = "9" * 30
         ({"optimizer.lr_scale": "inf"}, ["optimizer.lr_scale", "inf"]),
         ({"optimizer.eps": "0"}, ["optimizer.eps", "1e-30"]),
         ({"optimizer.lr_scale": "0"}, ["optimizer.lr_scale", "1e-30"]),
-        ({"optimizer.peak_lr": "0", "optimizer.schedule": "constant"}, ["optimizer.peak_lr", "1e-30"]),
+        (
+            {"optimizer.peak_lr": "0", "optimizer.schedule": "constant"},
+            ["optimizer.peak_lr", "1e-30"],
+        ),
         ({"seed.init": str(2**32)}, ["seed.init", str(2**32), str(2**32 - 1)]),
         ({"data.batch_tokens": LARGE}, ["data.batch_tokens", str(2**28)]),
         ({"data.train": "a\0b"}, ["data.train"]),
         ({"data.train": "\udcff"}, ["data.train"]),
         ({"model.num_heads": "7"}, ["model.d_model", "512", "model.num_heads", "7"]),
         ({"model.d_model": "511", "model.num_heads": "7"}, ["model.d_model", "511", "odd"]),
-        ({"data.joint_vocabulary": "false"}, ["model.tie_embeddings", "'all'", "data.joint_vocabulary"]),
+        (
+            {"data.joint_vocabulary": "false"},
+            ["model.tie_embeddings", "'all'", "data.joint_vocabulary"],
+        ),
         ({"data.batch_tokens": "300"}, ["data.batch_tokens", "300"]),
-        ({"model.position_offset": "2", "model.position": "learned"}, ["model.position_offset", "2", "learned"]),
-        ({"model.position": "learned", "model.max_positions": "100"}, ["model.max_positions", "100"]),
-        ({"optimizer.peak_lr": "1e-3"}, ["optimizer.peak_lr", "0.001", "optimizer.schedule", "noam"]),
-        ({"optimizer.lr_scale": "2", "optimizer.schedule": "constant"}, ["lr_scale", "2.0", "schedule", "noam"]),
+        (
+            {"model.position_offset": "2", "model.position": "learned"},
+            ["model.position_offset", "2", "learned"],
+        ),
+        (
+            {"model.position": "learned", "model.max_positions": "100"},
+            ["model.max_positions", "100"],
+        ),
+        (
+            {"optimizer.peak_lr": "1e-3"},
+            ["optimizer.peak_lr", "0.001", "optimizer.schedule", "noam"],
+        ),
+        (
+            {"optimizer.lr_scale": "2", "optimizer.schedule": "constant"},
+            ["lr_scale", "2.0", "schedule", "noam"],
+        ),
         ({"decode.n_best": "5"}, ["decode.n_best", "5", "decode.beam_size", "4"]),
         ({"decode.n_best": "2", "decode.strategy": "greedy"}, ["decode.n_best", "greedy"]),
         ({"mesh.fsdp": "-1"}, ["mesh", "-1"]),
@@ -54,10 +75,19 @@ def test_wrong_overrides(keys, names):
 @pytest.mark.parametrize(
     ("keys", "names"),
     [
-        ({"eval.metric": "bleu", "eval.patience": "3"}, ["eval.patience", "data.valid", "eval.decode_every_steps"]),
-        ({"eval.metric": "loss", "eval.every_steps": "0", "checkpoint.keep_best": "2"}, ["checkpoint.keep_best"]),
+        (
+            {"eval.metric": "bleu", "eval.patience": "3"},
+            ["eval.patience", "data.valid", "eval.decode_every_steps"],
+        ),
+        (
+            {"eval.metric": "loss", "eval.every_steps": "0", "checkpoint.keep_best": "2"},
+            ["checkpoint.keep_best"],
+        ),
         ({"eval.patience": "3", "data.valid": ""}, ["eval.patience", "data.valid"]),
-        ({"eval.decode_every_steps": "5", "data.valid": ""}, ["eval.decode_every_steps", "data.valid"]),
+        (
+            {"eval.decode_every_steps": "5", "data.valid": ""},
+            ["eval.decode_every_steps", "data.valid"],
+        ),
     ],
 )
 def test_evaluations_that_a_new_run_lacks(keys, names):
@@ -84,14 +114,20 @@ def warned(caplog):
 @pytest.mark.parametrize(
     ("keys", "names"),
     [
-        ({"eval.patience": "1", "eval.every_steps": "1801"}, ["eval.patience", "eval.every_steps", "1800"]),
+        (
+            {"eval.patience": "1", "eval.every_steps": "1801"},
+            ["eval.patience", "eval.every_steps", "1800"],
+        ),
         ({"eval.patience": "5"}, ["eval.patience", "5", "4", "1800"]),
         ({"eval.patience": "4", "checkpoint.average_last": "4"}, []),
         (
             {"checkpoint.average_last": "5"},
             ["checkpoint.average_last", "train.steps", "1800", "every_steps", "450", "4"],
         ),
-        ({"checkpoint.average_last": "2", "checkpoint.every_steps": "0"}, ["average_last", "every_steps"]),
+        (
+            {"checkpoint.average_last": "2", "checkpoint.every_steps": "0"},
+            ["average_last", "every_steps"],
+        ),
     ],
 )
 def test_what_a_new_run_never_reaches_is_said_at_its_start(keys, names, warned):
@@ -108,12 +144,20 @@ def test_what_a_new_run_never_reaches_is_said_at_its_start(keys, names, warned):
         ({"checkpoint.every_steps": 450, "checkpoint.every_epochs": 1}, 300, 8),
     ],
 )
-def test_an_average_has_at_most_the_regular_checkpoints_of_the_run(keys, updates_per_epoch, most, warned):
+def test_an_average_has_at_most_the_regular_checkpoints_of_the_run(
+    keys, updates_per_epoch, most, warned
+):
     config = load_config("toy").with_values(keys)
     assert len(list(regular_steps(config, updates_per_epoch, 1800))) == most
-    warned(lambda: check_average(config.with_values({"checkpoint.average_last": most}), updates_per_epoch))
+    warned(
+        lambda: check_average(
+            config.with_values({"checkpoint.average_last": most}), updates_per_epoch
+        )
+    )
     more = config.with_values({"checkpoint.average_last": most + 1})
-    warned(lambda: check_average(more, updates_per_epoch), "checkpoint.average_last", str(most), "1800")
+    warned(
+        lambda: check_average(more, updates_per_epoch), "checkpoint.average_last", str(most), "1800"
+    )
     warned(lambda: check_average(more.with_values({"data.test": ""}), updates_per_epoch))
     if keys.get("checkpoint.every_epochs"):
         warned(lambda: check_average(more))

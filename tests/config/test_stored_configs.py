@@ -55,7 +55,9 @@ def test_every_key_says_what_its_value_is():
     kinds = {name: item.metadata["kind"] for name, item in fields().items()}
     assert set(kinds.values()) == {NUMBER, TEXT, READ, WRITTEN, PROGRAM, CODE}
     assert {name for name, kind in kinds.items() if kind in OF_USER} == set(FOREIGN)
-    texts = {name for name, item in fields().items() if item.type is str and not item.metadata["choices"]}
+    texts = {
+        name for name, item in fields().items() if item.type is str and not item.metadata["choices"]
+    }
     assert {name for name, kind in kinds.items() if kind != NUMBER and name not in texts} == {
         name for name, item in fields().items() if item.metadata["choices"]
     }
@@ -76,7 +78,11 @@ def test_the_default_of_every_key_stands_where_a_stored_config_cannot_set_it():
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_model_from_elsewhere_is_used_without_what_would_be_run(name, here, caplog):
     folder, value = foreign_model(here / "model", keys_of(name)), FOREIGN[name][0]
-    assert stored_config(folder).value(name) == read_config(folder).value(name) == fields()[name].default
+    assert (
+        stored_config(folder).value(name)
+        == read_config(folder).value(name)
+        == fields()[name].default
+    )
     if name in RUN_KEYS:
         assert_names(caplog.text, f"config.{name}", f"--config.{name}={value}", str(folder))
     caplog.clear()
@@ -97,11 +103,15 @@ def test_a_config_file_of_a_run_is_refused_unless_the_command_line_gives_what_is
     assert given.value(name) == value
     if name == "filters.scorer":
         assert given.value("filters.score") == 2.0
-    assert load_config("c.json", {name: str(fields()[name].default)}).value(name) == fields()[name].default
+    assert (
+        load_config("c.json", {name: str(fields()[name].default)}).value(name)
+        == fields()[name].default
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "train"), [("data.cache", "toy:train"), ("data.root", "tfds:wmt14_translate/de-en:train")]
+    ("name", "train"),
+    [("data.cache", "toy:train"), ("data.root", "tfds:wmt14_translate/de-en:train")],
 )
 def test_a_config_file_of_a_run_names_no_folder_that_is_written(name, train, here, caplog):
     (here / "c.json").write_text(foreign_config({"data.train": train, name: "/elsewhere"}))
@@ -117,7 +127,11 @@ def test_import_leaves_out_what_would_be_run(here, caplog):
     config = read_model(foreign_model(here / "model", keys)).config
     assert config.value("filters.scorer") == config.value("learned_metrics.environments") == ""
     assert_names(
-        caplog.text, *(f"--config.{name}={keys[name]}" for name in ("filters.scorer", "learned_metrics.environments"))
+        caplog.text,
+        *(
+            f"--config.{name}={keys[name]}"
+            for name in ("filters.scorer", "learned_metrics.environments")
+        ),
     )
 
 
@@ -128,7 +142,9 @@ def test_a_resumed_run_is_given_its_function_again(here, monkeypatch):
     adopt_config(here / "run", config)
     monkeypatch.setattr("t2t_flax.training.workdir.checkpoint_steps", lambda workdir: [1])
     adopt_config(here / "run", config)
-    without = config_lib.resolve(override(config_lib.default_config(), {"data.train": "toy:train:9"}))
+    without = config_lib.resolve(
+        override(config_lib.default_config(), {"data.train": "toy:train:9"})
+    )
     with refused("filters.scorer", "'evil.py:f'"):
         adopt_config(here / "run", without)
     assert {fields()[name].metadata["kind"] for name in keys_of_kind(*RUN)} == {PROGRAM, CODE}

@@ -12,7 +12,10 @@ from t2t_flax.config import Data
         ("", {}),
         ("a.en,a.de", {"test": "a.en,a.de"}),
         ("t16=a.en,a.de; t17=b.tsv ;", {"t16": "a.en,a.de", "t17": "b.tsv"}),
-        ("wmt.2014-full_x=tfds:wmt14_translate/de-en:test", {"wmt.2014-full_x": "tfds:wmt14_translate/de-en:test"}),
+        (
+            "wmt.2014-full_x=tfds:wmt14_translate/de-en:test",
+            {"wmt.2014-full_x": "tfds:wmt14_translate/de-en:test"},
+        ),
         ("a=x;b=y=z,y=w", {"a": "x", "b": "y=z,y=w"}),
         # A single source whose paths contain these characters.
         ("data/lang=en/a,data/lang=de/a", {"test": "data/lang=en/a,data/lang=de/a"}),

@@ -16,7 +16,10 @@ def norm(x, p, m):
     if m.norm_type == "rmsnorm":
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + m.norm_eps) * p["scale"]
     centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + m.norm_eps) * p["scale"] + p["bias"]
+    return (
+        centred / np.sqrt((centred**2).mean(-1, keepdims=True) + m.norm_eps) * p["scale"]
+        + p["bias"]
+    )
 
 
 def activation(x, kind):
@@ -32,7 +35,10 @@ def feed_forward(x, p, m):
         gate, up, down = (p[name]["kernel"] for name in ("gate", "up", "down"))
         return (activation(x @ gate, m.activation) * (x @ up)) @ down
     first, second = p["Einsum_0"], p["Einsum_1"]
-    return activation(x @ first["kernel"] + first["bias"], m.activation) @ second["kernel"] + second["bias"]
+    return (
+        activation(x @ first["kernel"] + first["bias"], m.activation) @ second["kernel"]
+        + second["bias"]
+    )
 
 
 def rotate(x, theta):
@@ -48,7 +54,11 @@ def rotate(x, theta):
 def alibi_slope(head, heads):
     """ALiBi's slope of a head; for `heads` between powers of two, every other slope of the next higher power."""
     lower = 2 ** int(np.floor(np.log2(heads)))
-    return 2 ** (-8 * (head + 1) / lower) if head < lower else 2 ** (-8 * (2 * (head - lower) + 1) / (2 * lower))
+    return (
+        2 ** (-8 * (head + 1) / lower)
+        if head < lower
+        else 2 ** (-8 * (2 * (head - lower) + 1) / (2 * lower))
+    )
 
 
 def attention(x, memory, p, m, causal, own=True):
@@ -63,7 +73,11 @@ def attention(x, memory, p, m, causal, own=True):
     heads = []
     for head in range(m.num_heads):
         group = head * m.num_kv_heads // m.num_heads if m.num_kv_heads else head
-        q, k, v = projected(x, "query", head), projected(memory, "key", group), projected(memory, "value", group)
+        q, k, v = (
+            projected(x, "query", head),
+            projected(memory, "key", group),
+            projected(memory, "value", group),
+        )
         if own and m.position == "rotary":
             theta = m.group("layer_types").rope_theta
             q, k = rotate(q, theta), rotate(k, theta)
@@ -78,7 +92,9 @@ def attention(x, memory, p, m, causal, own=True):
             scores = scores - alibi_slope(head, m.num_heads) * np.abs(index[:, None] - index)
         if own and m.mixer == "local_attention":
             index = np.arange(len(x))
-            scores = np.where(2 * np.abs(index[:, None] - index) < m.group("layer_types").window, scores, -np.inf)
+            scores = np.where(
+                2 * np.abs(index[:, None] - index) < m.group("layer_types").window, scores, -np.inf
+            )
         if causal:
             scores = np.where(np.tri(len(q), len(k)) == 1, scores, -np.inf)
         heads.append(softmax(scores) @ v)
@@ -94,13 +110,22 @@ def residual(x, sublayer, p, m):
 
 
 def encoder_layer(x, p, m):
-    x = residual(x, lambda y: attention(y, y, p["self_attention"], m, False), p["residual_attention"], m)
+    x = residual(
+        x, lambda y: attention(y, y, p["self_attention"], m, False), p["residual_attention"], m
+    )
     return residual(x, lambda y: feed_forward(y, p["feed_forward"], m), p["residual_ffn"], m)
 
 
 def decoder_layer(x, memory, p, m):
-    x = residual(x, lambda y: attention(y, y, p["self_attention"], m, True), p["residual_attention"], m)
-    x = residual(x, lambda y: attention(y, memory, p["cross_attention"], m, False, own=False), p["residual_cross"], m)
+    x = residual(
+        x, lambda y: attention(y, y, p["self_attention"], m, True), p["residual_attention"], m
+    )
+    x = residual(
+        x,
+        lambda y: attention(y, memory, p["cross_attention"], m, False, own=False),
+        p["residual_cross"],
+        m,
+    )
     return residual(x, lambda y: feed_forward(y, p["feed_forward"], m), p["residual_ffn"], m)
 
 
@@ -152,7 +177,9 @@ def forward(p, m, source, target, vocab):
         "pad": lambda: factor * target_table[0],
         "bos": lambda: factor * p["decoder_start_token"]["bos"],
     }[m.decoder_start_token]()
-    x = np.stack([start, *(factor * target_table[target[:-1]])]) + positions(p.get("target_positions"), m, len(target))
+    x = np.stack([start, *(factor * target_table[target[:-1]])]) + positions(
+        p.get("target_positions"), m, len(target)
+    )
     for n in range(m.num_decoder_layers):
         x = decoder_layer(x, memory, p[f"decoder_{n}"], m)
     x = norm(x, p["decoder_norm"], m) if final_norm else x

@@ -44,7 +44,12 @@ def test_tie_embeddings_sets_the_number_of_tables(tying, tables):
 @pytest.mark.parametrize("eos", [True, False])
 def test_source_eos_in_training_and_translation(tmp_path, eos, monkeypatch):
     data = dict(
-        train="toy:train:150", vocab_size=300, byte_fallback=False, max_length=64, pack_length=64, batch_tokens=256
+        train="toy:train:150",
+        vocab_size=300,
+        byte_fallback=False,
+        max_length=64,
+        pack_length=64,
+        batch_tokens=256,
     )
     config = small_config(data=data | dict(source_eos=eos), model=dict(dropout=0.0))
     corpus = prepare_corpus(task_of(config), tmp_path / "run")
@@ -67,11 +72,22 @@ def test_source_eos_in_training_and_translation(tmp_path, eos, monkeypatch):
 
 def test_schedule_first_step_is_the_number_of_the_first_update():
     """Update 1 has t = 1 in the paper; with origin 0 its rate is 0 (noam) or warmup_init (inverse_sqrt)."""
-    rates = [float(learning_rate_schedule(Config(optimizer=Optimizer(schedule_first_step=o)))(1)) for o in (1, 0)]
+    rates = [
+        float(learning_rate_schedule(Config(optimizer=Optimizer(schedule_first_step=o)))(1))
+        for o in (1, 0)
+    ]
     np.testing.assert_allclose(rates, [1.746928e-07, 0.0], rtol=1e-6)
-    o = Optimizer(schedule="inverse_sqrt", peak_lr=5e-3, warmup_steps=2000, warmup_init=1e-7, schedule_first_step=0)
+    o = Optimizer(
+        schedule="inverse_sqrt",
+        peak_lr=5e-3,
+        warmup_steps=2000,
+        warmup_init=1e-7,
+        schedule_first_step=0,
+    )
     later = learning_rate_schedule(Config(optimizer=o))
-    np.testing.assert_allclose([float(later(u)) for u in (1, 2001, 8001)], [1e-7, 5e-3, 2.5e-3], rtol=1e-6)
+    np.testing.assert_allclose(
+        [float(later(u)) for u in (1, 2001, 8001)], [1e-7, 5e-3, 2.5e-3], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +103,9 @@ def test_schedule_first_step_is_the_number_of_the_first_update():
 def test_row_of_padding_gives_finite_values_and_gradients(score, precision):
     """All keys of the row are masked. The loss ignores it, but a NaN would spread through the gradient."""
     config, params = params_of(attention_score=score)
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, precision=precision))
+    config = dataclasses.replace(
+        config, train=dataclasses.replace(config.train, precision=precision)
+    )
     batch = rows_alone([PAIRS[0], PAIRS[1]])
     batch = {name: np.concatenate([x, np.zeros_like(x[:1])]) for name, x in batch.items()}
     model = make_model(config, 37, 37)

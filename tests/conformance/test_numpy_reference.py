@@ -46,7 +46,9 @@ def cases() -> dict[Model, list[str]]:
     for name in presets():
         names.setdefault(small(resolve(preset(name)).model), []).append(name)
     for keys in EXTRA:
-        names.setdefault(dataclasses.replace(TINY, **keys), []).append("-".join(map(str, keys.values())))
+        names.setdefault(dataclasses.replace(TINY, **keys), []).append(
+            "-".join(map(str, keys.values()))
+        )
     return names
 
 
@@ -56,8 +58,12 @@ CASES = cases()
 def random_params(model: Transformer, seed: int):
     """Random float32 parameters of the model's shapes; none is 0 or 1, which would hide it."""
     ids = jnp.ones((1, 8), jnp.int32)
-    names = [side + part for side in ("source", "target") for part in ("", "_segments", "_positions")]
-    shapes = nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(names, ids))))["params"]
+    names = [
+        side + part for side in ("source", "target") for part in ("", "_segments", "_positions")
+    ]
+    shapes = nn.unbox(
+        jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(names, ids)))
+    )["params"]
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):
@@ -72,7 +78,9 @@ def random_params(model: Transformer, seed: int):
         # Tables and the start vector, scaled so that logits are of order 1.
         return x if model.config.logit_scale == "rsqrt_d" else x * leaf.shape[-1] ** -0.5
 
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: draw(path, leaf).astype(np.float32), shapes)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: draw(path, leaf).astype(np.float32), shapes
+    )
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -95,7 +103,9 @@ def compare_with_numpy(config: Model, seed: int) -> None:
     )  # all sentences are padded, by different amounts
     batch = rows_alone(pairs, 13)
     logits = np.asarray(logits_of(model, params, batch), np.float64)
-    assert logits.shape[-1] == -(-VOCAB // config.pad_vocab_to_multiple) * config.pad_vocab_to_multiple
+    assert (
+        logits.shape[-1] == -(-VOCAB // config.pad_vocab_to_multiple) * config.pad_vocab_to_multiple
+    )
     assert (logits[..., VOCAB:] == -1e9).all()
     exact = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
     for row, (source, target) in zip(logits, pairs, strict=True):
@@ -121,17 +131,25 @@ def test_smoothed_loss_and_its_gradient(mass, eps):
     (total, others), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(logits)
     flat = logits[..., :vocab].reshape(-1, vocab).astype(np.float64)
     flat_targets = targets.ravel(), weights.ravel()
-    assert float(total) == pytest.approx(reference.smoothed_loss(flat, *flat_targets, eps, mass), rel=1e-6)
-    assert float(others["nll"]) == pytest.approx(reference.smoothed_loss(flat, *flat_targets, 0.0, "all"), rel=1e-6)
+    assert float(total) == pytest.approx(
+        reference.smoothed_loss(flat, *flat_targets, eps, mass), rel=1e-6
+    )
+    assert float(others["nll"]) == pytest.approx(
+        reference.smoothed_loss(flat, *flat_targets, 0.0, "all"), rel=1e-6
+    )
 
     smoothed = np.stack([reference.smoothed_target(t, vocab, eps, mass) for t in targets.ravel()])
     np.testing.assert_allclose(smoothed.sum(-1), 1.0, rtol=1e-12)
     analytic = (reference.softmax(flat) - smoothed) * weights.reshape(-1, 1)
-    np.testing.assert_allclose(np.asarray(gradient)[..., :vocab].reshape(-1, vocab), analytic, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        np.asarray(gradient)[..., :vocab].reshape(-1, vocab), analytic, rtol=0, atol=1e-6
+    )
     assert not np.asarray(gradient)[..., vocab:].any()
     for row in (0, 5, 7):
         for v in (0, targets.ravel()[row], 10):
             step = np.zeros_like(flat)
             step[row, v] = 1e-5
-            up, down = (reference.smoothed_loss(flat + s * step, *flat_targets, eps, mass) for s in (1, -1))
+            up, down = (
+                reference.smoothed_loss(flat + s * step, *flat_targets, eps, mass) for s in (1, -1)
+            )
             assert (up - down) / 2e-5 == pytest.approx(analytic[row, v], abs=1e-8)

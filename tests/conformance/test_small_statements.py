@@ -26,14 +26,18 @@ def sizes_of_one_layer(config: Model) -> dict[str, int]:
     """Parameter counts by top-level name of the model with one layer per stack, without vocabulary padding."""
     vocab = 37
     model, ids = Transformer(config, vocab, vocab), jnp.ones((1, 8), jnp.int32)
-    params = nn.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(SIDES, ids))))["params"]
+    params = nn.unbox(
+        jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(SIDES, ids)))
+    )["params"]
     whole = dataclasses.replace(Config(), model=config)
     return {name: count_params({name: tree}, whole, vocab, vocab) for name, tree in params.items()}
 
 
 def count(config: Model, vocab: int, *, stacks=("encoder", "decoder"), tables: bool = True) -> int:
     """Parameter count of the model: one layer per stack is built and counted N times."""
-    sizes = sizes_of_one_layer(dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=1))
+    sizes = sizes_of_one_layer(
+        dataclasses.replace(config, num_encoder_layers=1, num_decoder_layers=1)
+    )
     layers = {"encoder_0": config.num_encoder_layers, "decoder_0": config.num_decoder_layers}
     per_row = config.d_model
     total = 0
@@ -47,10 +51,15 @@ def count(config: Model, vocab: int, *, stacks=("encoder", "decoder"), tables: b
 
 def test_feed_forward_is_two_convolutions_of_width_one():
     """(3.3)"""
-    module, x = FeedForward(Model(d_model=8, d_ff=20)), jax.random.normal(jax.random.key(0), (2, 7, 8))
+    module, x = (
+        FeedForward(Model(d_model=8, d_ff=20)),
+        jax.random.normal(jax.random.key(0), (2, 7, 8)),
+    )
     params = nn.unbox(jax.jit(module.init)(jax.random.key(1), x, None))["params"]
     first, second = params["Einsum_0"], params["Einsum_1"]
-    first["bias"], second["bias"] = (jax.random.normal(jax.random.key(n), (w,)) for n, w in ((2, 20), (3, 8)))
+    first["bias"], second["bias"] = (
+        jax.random.normal(jax.random.key(n), (w,)) for n, w in ((2, 20), (3, 8))
+    )
 
     def convolution(x, layer):
         return jax.lax.conv_general_dilated(
@@ -75,10 +84,14 @@ def test_output_matrix_sums_over_heads():
 
     heads = [apply(only(head)) for head in range(3)]
     np.testing.assert_allclose(apply(params), sum(heads), atol=1e-5)
-    q, k, v = (jnp.einsum("btd,dnh->bnth", x, params[name]["kernel"]) for name in ("query", "key", "value"))
+    q, k, v = (
+        jnp.einsum("btd,dnh->bnth", x, params[name]["kernel"]) for name in ("query", "key", "value")
+    )
     weights = jax.nn.softmax(q @ k.swapaxes(-1, -2) / 5**0.5, axis=-1)
     concatenated = (weights @ v).transpose(0, 2, 1, 3).reshape(2, 6, 6)
-    np.testing.assert_allclose(apply(params), concatenated @ params["out"]["kernel"].reshape(6, 12), atol=1e-5)
+    np.testing.assert_allclose(
+        apply(params), concatenated @ params["out"]["kernel"].reshape(6, 12), atol=1e-5
+    )
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +104,9 @@ def distinct():
     for side, row in (("source", ids[:9]), ("target", ids[9:19])):
         batch[side] = np.array([[*row, 1, 0, 0]], np.int32)
         batch[f"{side}_segments"] = (batch[side] > 0).astype(np.int32)
-        batch[f"{side}_positions"] = np.where(batch[side] > 0, np.arange(batch[side].shape[1]), 0).astype(np.int32)
+        batch[f"{side}_positions"] = np.where(
+            batch[side] > 0, np.arange(batch[side].shape[1]), 0
+        ).astype(np.int32)
     return model, state.params, batch
 
 
@@ -123,9 +138,15 @@ def test_everything_depends_on_every_source_token_and_no_padding(distinct):
     """(3.2.3)"""
     model, params, batch = distinct
     source = [batch[f"source{part}"] for part in ("", "_segments", "_positions")]
-    of_source = dict(params=params, table="source_embedding", ids=np.append(batch["source"][0, :10], 0))
-    encoded = reach(lambda p: random_sum(model.apply({"params": p}, *source, method="encode"))[:10], **of_source)
-    predicted = reach(lambda p: random_sum(model.apply({"params": p}, batch, method="hidden"))[:11], **of_source)
+    of_source = dict(
+        params=params, table="source_embedding", ids=np.append(batch["source"][0, :10], 0)
+    )
+    encoded = reach(
+        lambda p: random_sum(model.apply({"params": p}, *source, method="encode"))[:10], **of_source
+    )
+    predicted = reach(
+        lambda p: random_sum(model.apply({"params": p}, batch, method="hidden"))[:11], **of_source
+    )
     for dependence in (encoded, predicted):
         assert (dependence[:, :10] > 1e-6).all() and (dependence[:, 10] == 0).all()
 
@@ -136,7 +157,9 @@ def test_eight_heads_cost_as_much_as_one_of_full_width():
 
     def operations(heads):
         module = MultiHeadAttention(Model(d_model=512, num_heads=heads))
-        params = jax.eval_shape(module.init, jax.random.key(0), x, x, jnp.ones((1, 1, 64, 64), bool), None)
+        params = jax.eval_shape(
+            module.init, jax.random.key(0), x, x, jnp.ones((1, 1, 64, 64), bool), None
+        )
         total = lambda p: module.apply(p, x, x, jnp.ones((1, 1, 64, 64), bool), None).sum()  # noqa: E731
         return jax.jit(jax.grad(total)).lower(params).compile().cost_analysis()["flops"]
 
@@ -147,13 +170,17 @@ def test_sinusoids_extend_beyond_trained_lengths(distinct):
     """(3.5): sentences may be longer than in training, unlike with learned positions."""
     model, params, _ = distinct
     ids = np.random.default_rng(1).integers(3, 37, (1, 700)).astype(np.int32)
-    encode = jax.jit(lambda params, *source: model.apply({"params": params}, *source, method="encode"))
+    encode = jax.jit(
+        lambda params, *source: model.apply({"params": params}, *source, method="encode")
+    )
     assert np.isfinite(encode(params, ids, np.ones_like(ids), np.arange(700)[None])).all()
 
 
 def test_sinusoid_offset_is_a_rotation_of_each_pair():
     """(3.5): PE[pos + k] rotates (sin, cos) of each frequency by k times the frequency, for every pos."""
-    pairs = np.asarray(positions.sinusoid_interleaved(jnp.arange(300), 64), np.float64).reshape(300, 32, 2)
+    pairs = np.asarray(positions.sinusoid_interleaved(jnp.arange(300), 64), np.float64).reshape(
+        300, 32, 2
+    )
     frequency = 10000.0 ** (-np.arange(32) / 32)
     for k in (1, 10, 200):
         cos, sin = np.cos(k * frequency), np.sin(k * frequency)
@@ -196,7 +223,10 @@ def counted_by_hand(m: Model, vocab: int) -> int:
 @pytest.mark.parametrize(
     ("keys", "millions"),
     [
-        (dict(num_kv_heads=2), 55.97),  # 18 attentions: 3/4 of the 2 * 512^2 key and value weights fewer
+        (
+            dict(num_kv_heads=2),
+            55.97,
+        ),  # 18 attentions: 3/4 of the 2 * 512^2 key and value weights fewer
         (dict(num_kv_heads=1), 54.79),
     ],
     ids=str,

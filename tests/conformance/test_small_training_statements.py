@@ -15,12 +15,16 @@ from t2t_flax.training.losses import smoothed_cross_entropy
 from t2t_flax.training.optimizer import learning_rate_schedule
 
 
-@pytest.mark.parametrize(("constant", "d_model", "warmup", "origin"), [(2.0, 1024, 8000, 0), (3.3, 128, 664, 1)])
+@pytest.mark.parametrize(
+    ("constant", "d_model", "warmup", "origin"), [(2.0, 1024, 8000, 0), (3.3, 128, 664, 1)]
+)
 def test_schedules_coincide_where_their_peaks_do(constant, d_model, warmup, origin):
     """noam = inverse_sqrt with peak constant * (d_model * warmup)^-0.5 and warmup_init 0."""
     shared = dict(warmup_steps=warmup, schedule_first_step=origin)
     model = Model(d_model=d_model)
-    noam = learning_rate_schedule(Config(model=model, optimizer=Optimizer(lr_scale=constant, **shared)))
+    noam = learning_rate_schedule(
+        Config(model=model, optimizer=Optimizer(lr_scale=constant, **shared))
+    )
     peak = constant * (d_model * warmup) ** -0.5
     o = Optimizer(schedule="inverse_sqrt", peak_lr=peak, warmup_init=0.0, **shared)
     other = learning_rate_schedule(Config(model=model, optimizer=o))
@@ -39,9 +43,15 @@ def test_smoothed_loss_is_at_least_the_target_entropy(mass):
     else:
         p = np.full(vocab, 0.1 / (vocab - 1))
         p[target] = 0.9
-    loss = lambda x: smoothed_cross_entropy(0.1, mass, vocab, x[None], np.array([target]), jnp.ones(1))[0]  # noqa: E731
+    loss = lambda x: smoothed_cross_entropy(
+        0.1, mass, vocab, x[None], np.array([target]), jnp.ones(1)
+    )[0]  # noqa: E731
     floor, slope = jax.jit(jax.value_and_grad(loss))(jnp.log(p))
-    assert float(floor) == pytest.approx(-(p * np.log(p)).sum(), abs=1e-4) == pytest.approx(1.377, abs=5e-4)
+    assert (
+        float(floor)
+        == pytest.approx(-(p * np.log(p)).sum(), abs=1e-4)
+        == pytest.approx(1.377, abs=5e-4)
+    )
     np.testing.assert_allclose(slope, 0.0, atol=1e-5)
     away = jax.random.normal(jax.random.key(0), (vocab,))
     assert float(loss(jnp.log(p) + 0.1 * away)) > floor
@@ -52,9 +62,16 @@ def test_attention_kernels_have_xavier_deviation_with_free_d_k_and_d_v(kind):
     """sqrt(2 / (fan_in + fan_out)) with the fans of the matrices [d_model, h d_k], [d_model, h d_v], [h d_v, d_model]."""
     config = Model(d_model=256, num_heads=4, d_k=16, d_v=128, kernel_init=kind)
     x, mask = jnp.zeros((1, 2, 256)), jnp.ones((1, 1, 2, 2), bool)
-    params = nn.unbox(jax.jit(MultiHeadAttention(config).init)(jax.random.key(0), x, x, mask, None))["params"]
+    params = nn.unbox(
+        jax.jit(MultiHeadAttention(config).init)(jax.random.key(0), x, x, mask, None)
+    )["params"]
     gain = 0.5**0.5 if kind == "xavier_qkv_rsqrt2" else 1.0
-    for name, inner, factor in (("query", 64, gain), ("key", 64, gain), ("value", 512, gain), ("out", 512, 1.0)):
+    for name, inner, factor in (
+        ("query", 64, gain),
+        ("key", 64, gain),
+        ("value", 512, gain),
+        ("out", 512, 1.0),
+    ):
         expected = factor * (2 / (256 + inner)) ** 0.5
         kernel = np.asarray(params[name]["kernel"])
         assert kernel.std() == pytest.approx(expected, rel=0.02), name
@@ -62,7 +79,8 @@ def test_attention_kernels_have_xavier_deviation_with_free_d_k_and_d_v(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "deviation"), [("normal_rsqrt_d", 128**-0.5), ("normal_1", 1.0), ("xavier", (2 / (900 + 128)) ** 0.5)]
+    ("kind", "deviation"),
+    [("normal_rsqrt_d", 128**-0.5), ("normal_1", 1.0), ("xavier", (2 / (900 + 128)) ** 0.5)],
 )
 def test_embedding_tables_have_their_standard_deviation(kind, deviation):
     module = Embedding(Model(d_model=128, embed_init=kind), 900)
@@ -100,16 +118,35 @@ def measured_drops(config: Model) -> dict[str, float]:
 
 def test_dropout_acts_on_the_papers_two_sites_at_its_rate():
     """(5.4): sub-layer outputs before the sum, and the sum of embedding and position; nowhere else by default."""
-    shape = dict(d_model=64, d_ff=96, num_heads=4, num_encoder_layers=1, num_decoder_layers=1, pad_vocab_to_multiple=1)
+    shape = dict(
+        d_model=64,
+        d_ff=96,
+        num_heads=4,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        pad_vocab_to_multiple=1,
+    )
     drops = measured_drops(Model(**shape))
-    layers = ("encoder_0/residual_attention", "encoder_0/residual_ffn", "decoder_0/residual_attention")
-    papers = {f"{name}/drop" for name in (*layers, "decoder_0/residual_cross", "decoder_0/residual_ffn")}
+    layers = (
+        "encoder_0/residual_attention",
+        "encoder_0/residual_ffn",
+        "decoder_0/residual_attention",
+    )
+    papers = {
+        f"{name}/drop" for name in (*layers, "decoder_0/residual_cross", "decoder_0/residual_ffn")
+    }
     papers |= {"source_dropout", "target_dropout"}
     assert {site for site, share in drops.items() if share > 0} == papers
     for site in papers:
         assert drops[site] == pytest.approx(0.1, abs=0.006), site
     others = measured_drops(Model(dropout_attention=0.2, dropout_ffn=0.3, **shape))
-    expected = {"source_dropout": 0.1, "weight_dropout": 0.2, "hidden_dropout": 0.3, "drop": 0.1, "target_dropout": 0.1}
+    expected = {
+        "source_dropout": 0.1,
+        "weight_dropout": 0.2,
+        "hidden_dropout": 0.3,
+        "drop": 0.1,
+        "target_dropout": 0.1,
+    }
     assert {site for site in others} == set(drops)
     for site, share in others.items():
         assert share == pytest.approx(expected[site.split("/")[-1]], abs=0.01), site

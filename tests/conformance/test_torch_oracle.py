@@ -14,13 +14,18 @@ from t2t_flax.training.losses import smoothed_cross_entropy
 pytestmark = pytest.mark.torch
 
 EPS = 1e-6
-KINDS = {"post": dict(norm_placement="post", final_norm="none"), "pre": dict(norm_placement="pre", final_norm="both")}
+KINDS = {
+    "post": dict(norm_placement="post", final_norm="none"),
+    "pre": dict(norm_placement="pre", final_norm="both"),
+}
 
 
 @pytest.fixture(scope="module", params=["post", pytest.param("pre", marks=pytest.mark.slow)])
 def case(request):
     """(model, parameters, batch, pairs): two layers per stack, with biases and norm scales other than 0 and 1."""
-    keys = dict(dropout=0.0, num_encoder_layers=2, num_decoder_layers=2, attention_bias=True, norm_eps=EPS)
+    keys = dict(
+        dropout=0.0, num_encoder_layers=2, num_decoder_layers=2, attention_bias=True, norm_eps=EPS
+    )
     model, _, state, _ = model_and_state(small_config(model=keys | KINDS[request.param]))
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda x: np.asarray(x), state.params)
@@ -36,12 +41,18 @@ def case(request):
 def linear(tree, name, into: int) -> dict[str, np.ndarray]:
     """PyTorch's weight [out, in] and bias [out] from a kernel whose first `into` axes are inputs."""
     rows = math.prod(tree["kernel"].shape[:into])
-    return {f"{name}.weight": tree["kernel"].reshape(rows, -1).T, f"{name}.bias": tree["bias"].ravel()}
+    return {
+        f"{name}.weight": tree["kernel"].reshape(rows, -1).T,
+        f"{name}.bias": tree["bias"].ravel(),
+    }
 
 
 def attention(tree, name) -> dict[str, np.ndarray]:
     parts = [linear(tree[part], "x", 1) for part in ("query", "key", "value")]
-    fused = {f"{name}.in_proj_{kind}": np.concatenate([p[f"x.{kind}"] for p in parts]) for kind in ("weight", "bias")}
+    fused = {
+        f"{name}.in_proj_{kind}": np.concatenate([p[f"x.{kind}"] for p in parts])
+        for kind in ("weight", "bias")
+    }
     return fused | linear(tree["out"], f"{name}.out_proj", 2)
 
 
@@ -85,8 +96,13 @@ def twin(torch, model, params):
 
 @functools.partial(jax.jit, static_argnums=0)
 def ours(model, params, batch):
-    variables, source = {"params": params}, [batch[f"source{x}"] for x in ("", "_segments", "_positions")]
-    return model.apply(variables, *source, method="encode"), model.apply(variables, batch, method="hidden")
+    variables, source = (
+        {"params": params},
+        [batch[f"source{x}"] for x in ("", "_segments", "_positions")],
+    )
+    return model.apply(variables, *source, method="encode"), model.apply(
+        variables, batch, method="hidden"
+    )
 
 
 def ids_of(torch, batch):
@@ -99,7 +115,10 @@ def test_hidden_states_equal_pytorchs(torch, case):
     with torch.no_grad():
         their_memory, their_hidden = twin(torch, model, params)(*ids_of(torch, batch))
     for i, (source, target) in enumerate(pairs):
-        for actual, expected, length in ((memory, their_memory, len(source)), (hidden, their_hidden, len(target))):
+        for actual, expected, length in (
+            (memory, their_memory, len(source)),
+            (hidden, their_hidden, len(target)),
+        ):
             actual, expected = np.asarray(actual[i, :length]), expected[i, :length].numpy()
             assert expected.std() > 0.5
             np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
@@ -113,13 +132,18 @@ def test_every_gradient_equals_pytorchs(torch, case):
     @jax.jit
     def loss_of(params):
         logits = model.apply({"params": params}, batch)
-        return smoothed_cross_entropy(0.1, "all", VOCAB, logits, batch["target"], jnp.asarray(real))[0] / real.sum()
+        return (
+            smoothed_cross_entropy(0.1, "all", VOCAB, logits, batch["target"], jnp.asarray(real))[0]
+            / real.sum()
+        )
 
     loss, gradients = jax.value_and_grad(loss_of)(params)
     module = twin(torch, model, params)
     source, target = ids_of(torch, batch)
     logits = module(source, target)[1] @ module.table[:VOCAB].T
-    cross_entropy = functools.partial(torch.nn.functional.cross_entropy, ignore_index=0, label_smoothing=0.1)
+    cross_entropy = functools.partial(
+        torch.nn.functional.cross_entropy, ignore_index=0, label_smoothing=0.1
+    )
     their_loss = cross_entropy(logits.flatten(0, 1), target.flatten())
     their_loss.backward()
     assert float(loss) == pytest.approx(their_loss.item(), abs=1e-5)

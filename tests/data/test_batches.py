@@ -33,7 +33,9 @@ def pairs_in(arrays) -> list:
             for side in ("source", "target"):
                 columns = np.flatnonzero(flat[f"{side}_segments"][r] == segment)
                 assert np.array_equal(columns, np.arange(columns[0], columns[-1] + 1))
-                np.testing.assert_array_equal(flat[f"{side}_positions"][r, columns], np.arange(len(columns)))
+                np.testing.assert_array_equal(
+                    flat[f"{side}_positions"][r, columns], np.arange(len(columns))
+                )
                 sides.append(flat[side][r, columns].tolist())
             pairs_of_rows.append(tuple(sides))
     for side in ("source", "target"):
@@ -51,12 +53,22 @@ def test_epoch_of_batches_contains_every_pair_whole(store, pairs, batching, micr
     for k in range(batches.updates_per_epoch):
         batch = batches.batch(k)
         assert batch.arrays["target"].shape in shapes
-        assert batch.source_tokens == (batch.arrays["source_segments"] > 0).sum() <= config.batch_tokens
-        assert batch.target_tokens == (batch.arrays["target_segments"] > 0).sum() <= config.batch_tokens
+        assert (
+            batch.source_tokens
+            == (batch.arrays["source_segments"] > 0).sum()
+            <= config.batch_tokens
+        )
+        assert (
+            batch.target_tokens
+            == (batch.arrays["target_segments"] > 0).sum()
+            <= config.batch_tokens
+        )
         collected += pairs_in(batch.arrays)
         np.add.at(seen, batch.pairs, 1)
     assert seen.min() == 1 and batch.epoch == 0, "the last update may go on with the next epoch"
-    assert sorted(collected) == sorted((s, t) for pair, n in zip(pairs, seen, strict=True) for s, t in [pair] * n)
+    assert sorted(collected) == sorted(
+        (s, t) for pair, n in zip(pairs, seen, strict=True) for s, t in [pair] * n
+    )
 
 
 @pytest.mark.parametrize("batching", KINDS)
@@ -79,11 +91,17 @@ def test_rows_do_not_depend_on_shards_and_microbatches(store, batching):
 
 def test_microbatch_is_at_least_one_row():
     assert shape_of(256, 33, 255, 1) == shape_of(256, 33, 256, 1) == Shape(256, 1, 33)
-    assert shape_of(256, 33, 0, 1) == Shape(256, 33, 1) and shape_of(256, 33, 1, 8) == Shape(256, 8, 5)
+    assert shape_of(256, 33, 0, 1) == Shape(256, 33, 1) and shape_of(256, 33, 1, 8) == Shape(
+        256, 8, 5
+    )
 
 
 def test_validation_rows_contain_pairs_of_any_length(tmp_path):
-    pairs = random_pairs(200, longest=22) + [([5] * 70 + [1], [6] * 3 + [1]), ([1], [1]), ([5] * 30, [6] * 41)]
+    pairs = random_pairs(200, longest=22) + [
+        ([5] * 70 + [1], [6] * 3 + [1]),
+        ([1], [1]),
+        ([5] * 30, [6] * 41),
+    ]
     store = write_store(tmp_path / "valid", pairs)
     collected = []
     for shape, batches in validation_batches(store, DATA, tokens=400):
@@ -97,13 +115,19 @@ def test_validation_rows_contain_pairs_of_any_length(tmp_path):
 def test_long_validation_pair_does_not_lengthen_other_rows(tmp_path, shards):
     """Attention memory, rows * length^2, stays that of the other rows until a shard has a single row."""
     usual = random_pairs(50, longest=22)
-    before = [shape for shape, _ in validation_batches(write_store(tmp_path / "a", usual), DATA, shards=shards)]
+    before = [
+        shape
+        for shape, _ in validation_batches(write_store(tmp_path / "a", usual), DATA, shards=shards)
+    ]
     assert [shape.length for shape in before] == [24]
     store = write_store(tmp_path / "b", [*usual, ([5] * 30 + [1], [6]), ([5, 1], [6] * 1200 + [1])])
     parts = validation_batches(store, DATA, shards=shards)
     assert [shape.length for shape, _ in parts] == [24, 48, 1208] and parts[0][0] == before[0]
     for shape, batches in parts:
-        assert shape.rows == shards or shape.rows * shape.length**2 <= before[0].rows * before[0].length ** 2
+        assert (
+            shape.rows == shards
+            or shape.rows * shape.length**2 <= before[0].rows * before[0].length ** 2
+        )
         assert sum(len(batch.pairs) for batch in batches()) == {24: 50}.get(shape.length, 1)
 
 

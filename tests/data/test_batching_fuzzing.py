@@ -18,7 +18,9 @@ def same(first, second) -> bool:
     return first.shape == second.shape and all(
         np.array_equal(x, y)
         for x, y in zip(
-            (first.pairs, first.row, *first.starts), (second.pairs, second.row, *second.starts), strict=True
+            (first.pairs, first.row, *first.starts),
+            (second.pairs, second.row, *second.starts),
+            strict=True,
         )
     )
 
@@ -27,7 +29,9 @@ def same(first, second) -> bool:
 def runs(draw):
     """A corpus of several small windows, and a config that batches it."""
     longest = draw(st.sampled_from([8, 24, 60]))
-    store = corpus(draw(st.sampled_from(CORPORA)), draw(st.integers(1, 700)), longest, draw(st.integers(0, 99)))
+    store = corpus(
+        draw(st.sampled_from(CORPORA)), draw(st.integers(1, 700)), longest, draw(st.integers(0, 99))
+    )
     config = Data(
         batching=draw(st.sampled_from(["packed", "buckets"])),
         max_length=longest,
@@ -75,7 +79,9 @@ def test_updates_do_not_depend_on_access_order(run, order):
 def test_rows_do_not_depend_on_mesh_and_microbatches(run, shards):
     store, config, seed = run
     reference = Batches(store, config, seed=seed)
-    sharded = Batches(store, dataclasses.replace(config, microbatch_tokens=0), seed=seed, shards=shards)
+    sharded = Batches(
+        store, dataclasses.replace(config, microbatch_tokens=0), seed=seed, shards=shards
+    )
     assert reference.updates_per_epoch == sharded.updates_per_epoch
     for k in range(0, 2 * reference.updates_per_epoch, 7):
         np.testing.assert_array_equal(reference.batch(k).pairs, sharded.batch(k).pairs)
@@ -88,9 +94,14 @@ def test_fewer_microbatch_tokens_never_need_larger_microbatches(run, shards):
     store, config, seed = run
     before = None
     for tokens in (0, 4000, 700, 100, 60, 24, 9, 1):
-        shapes = Batches(store, dataclasses.replace(config, microbatch_tokens=tokens), seed=seed, shards=shards).shapes
+        shapes = Batches(
+            store, dataclasses.replace(config, microbatch_tokens=tokens), seed=seed, shards=shards
+        ).shapes
         assert len(set(shapes)) == len(shapes), "no program is compiled twice"
-        most_rows = {shape.length: max(s.rows for s in shapes if s.length == shape.length) for shape in shapes}
+        most_rows = {
+            shape.length: max(s.rows for s in shapes if s.length == shape.length)
+            for shape in shapes
+        }
         assert before is None or all(most_rows[length] <= before[length] for length in before)
         before = most_rows
         if tokens:
@@ -111,7 +122,11 @@ def some_corpora() -> list:
     for i, keys in enumerate(BATCHINGS):
         for j, kind in enumerate(CORPORA):
             marks = [] if j == i % len(CORPORA) else [pytest.mark.drill]
-            cases.append(pytest.param(keys, kind, marks=marks, id="-".join(map(str, [*keys.values(), kind.__name__]))))
+            cases.append(
+                pytest.param(
+                    keys, kind, marks=marks, id="-".join(map(str, [*keys.values(), kind.__name__]))
+                )
+            )
     return cases
 
 

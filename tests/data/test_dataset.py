@@ -58,7 +58,11 @@ def encoded(monkeypatch):
     [
         ("Ja，gut。", {}, ["1.57%", "191 targets", "line 6", "Ja,gut", "data.normalization"]),
         ("Ja，gut。", dict(normalization="identity", vocab_size=240), None),
-        ("Ja 犬", dict(character_coverage=0.995), ["191 targets", "line 6", "Ja 犬", "data.byte_fallback"]),
+        (
+            "Ja 犬",
+            dict(character_coverage=0.995),
+            ["191 targets", "line 6", "Ja 犬", "data.byte_fallback"],
+        ),
         ("Ja 犬", dict(byte_fallback=True, vocab_size=460), None),
     ],
 )
@@ -75,12 +79,17 @@ def test_targets_that_the_tokenizer_cannot_write_are_named(target, keys, names, 
 
 
 @pytest.mark.parametrize("hosts", [2, 3])
-def test_process_0_prepares_and_all_open_the_same_stores(tmp_path, single_process, encoded, monkeypatch, hosts):
+def test_process_0_prepares_and_all_open_the_same_stores(
+    tmp_path, single_process, encoded, monkeypatch, hosts
+):
     trained = []
     monkeypatch.setattr(
-        "t2t_flax.tasks.translation.train_tokenizers", lambda *args: trained.append(1) or train_tokenizers(*args)
+        "t2t_flax.tasks.translation.train_tokenizers",
+        lambda *args: trained.append(1) or train_tokenizers(*args),
     )
-    for corpus in run_processes(hosts, lambda group: prepare_corpus(task_of(config_of()), tmp_path, group=group)):
+    for corpus in run_processes(
+        hosts, lambda group: prepare_corpus(task_of(config_of()), tmp_path, group=group)
+    ):
         assert corpus.tokenizers.digest == single_process.tokenizers.digest
         for actual, other in (
             (corpus.train, single_process.train),
@@ -97,19 +106,27 @@ def test_prepared_data_is_reused(tmp_path, encoded):
     encoded.clear()
     stores = [
         corpus.train
-        for corpus in run_processes(2, lambda group: prepare_corpus(task_of(config_of()), tmp_path, group=group))
+        for corpus in run_processes(
+            2, lambda group: prepare_corpus(task_of(config_of()), tmp_path, group=group)
+        )
     ]
     assert [store.num_pairs for store in stores] == [198, 198] and not encoded
 
 
 def test_pairs_that_cannot_be_scored_are_counted_and_left_out(tmp_path, single_process):
     """Pairs, references and the store of a validation set are of the same lines."""
-    sides = {"v.en": ["a", "", "b", "c"], "v.de": ["", "x", "\u200b", "z"], "v2.de": ["y", "x", " ", ""]}
+    sides = {
+        "v.en": ["a", "", "b", "c"],
+        "v.de": ["", "x", "\u200b", "z"],
+        "v2.de": ["y", "x", " ", ""],
+    }
     for name, lines in sides.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
     task = task_of(config_of(valid="v.en,v.de,v2.de", root=str(tmp_path)))
     source = dataset.split_source(task, "valid")
-    assert list(source.pairs()) == [("a", "y"), ("c", "z")], "with the first reference that there is"
+    assert list(source.pairs()) == [("a", "y"), ("c", "z")], (
+        "with the first reference that there is"
+    )
     assert list(source.references()) == [("", "y"), ("z", "")]
     store = split_store(task, tmp_path, "valid", single_process.tokenizers)
     assert store.num_pairs == 2
@@ -118,7 +135,9 @@ def test_pairs_that_cannot_be_scored_are_counted_and_left_out(tmp_path, single_p
 
 def test_processes_prepare_a_test_set_once(tmp_path, single_process, encoded):
     config = config_of(test="toy:test:15")
-    work = lambda group: split_store(task_of(config), tmp_path, "test", single_process.tokenizers, group)  # noqa: E731
+    work = lambda group: split_store(
+        task_of(config), tmp_path, "test", single_process.tokenizers, group
+    )  # noqa: E731
     assert [store.num_pairs for store in run_processes(3, work)] == [15] * 3 and len(encoded) == 1
 
 
@@ -126,8 +145,12 @@ def test_failure_of_process_0_ends_the_others(tmp_path, monkeypatch):
     config = config_of(valid="v.en,v.de", root=str(tmp_path))
     (tmp_path / "v.en").write_bytes(b"a\n\xe4\n")
     (tmp_path / "v.de").write_bytes(b"b\nb\n")
-    failed = run_processes(3, lambda group: prepare_corpus(task_of(config), tmp_path / "run", group=group))
-    assert isinstance(failed[0], UserError) and all(isinstance(error, Exception) for error in failed[1:])
+    failed = run_processes(
+        3, lambda group: prepare_corpus(task_of(config), tmp_path / "run", group=group)
+    )
+    assert isinstance(failed[0], UserError) and all(
+        isinstance(error, Exception) for error in failed[1:]
+    )
     assert_names(str(failed[0]), "v.en", "line 2:", "0xe4")
 
 
@@ -174,7 +197,10 @@ def test_seed_does_not_change_the_text(tmp_path, single_process):
     config = small_config(data=DATA, seed=dict(data=5))
     assert prepare_corpus(task_of(config), tmp_path).train.digest == single_process.train.digest
     shutil.rmtree(tmp_path / "data")
-    assert prepare_corpus(task_of(config), epath.Path(tmp_path)).train.digest == single_process.train.digest
+    assert (
+        prepare_corpus(task_of(config), epath.Path(tmp_path)).train.digest
+        == single_process.train.digest
+    )
 
 
 def test_what_killed_preparations_left_is_removed_unless_somebody_writes_it(tmp_path):
@@ -198,7 +224,9 @@ def test_what_killed_preparations_left_is_removed_unless_somebody_writes_it(tmp_
 def test_several_preparations_in_one_cache_train_one_tokenizer(tmp_path):
     config = config_of(cache=str(tmp_path / "cache"))
     trained = PROCESSES.Value("i", 0)
-    processes = [start(prepare_and_count_tokenizers, config, tmp_path / str(i), trained) for i in range(3)]
+    processes = [
+        start(prepare_and_count_tokenizers, config, tmp_path / str(i), trained) for i in range(3)
+    ]
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0] * 3 and trained.value == 1

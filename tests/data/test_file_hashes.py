@@ -32,7 +32,9 @@ def forgotten(monkeypatch):
 def files_read(monkeypatch):
     """Their names."""
     read, real = [], file_hashes._hash_file
-    monkeypatch.setattr(file_hashes, "_hash_file", lambda path: read.append(path.name) or real(path))
+    monkeypatch.setattr(
+        file_hashes, "_hash_file", lambda path: read.append(path.name) or real(path)
+    )
     return read
 
 
@@ -53,23 +55,32 @@ def files_in(folder, **contents):
 
 
 def test_unchanged_files_are_read_once_and_changed_ones_again(tmp_path, forgotten, files_read):
-    paths, index = files_in(tmp_path, a="a\n", b="b\nb\n"), epath.Path(tmp_path) / "cache" / "index.json"
+    paths, index = (
+        files_in(tmp_path, a="a\n", b="b\nb\n"),
+        epath.Path(tmp_path) / "cache" / "index.json",
+    )
     first = hash_files(paths, index)
     assert files_read == ["a", "b"] and [entry.lines for entry in first] == [1, 2]
     forgotten()
     assert hash_files(paths[::-1], index) == first[::-1] and len(files_read) == 2
     forgotten()
     os.utime(paths[0], ns=(0, 0))
-    assert hash_files(paths, index) == first and files_read[2:] == ["a"], "other times: it is read again"
+    assert hash_files(paths, index) == first and files_read[2:] == ["a"], (
+        "other times: it is read again"
+    )
     forgotten()
     stat = os.stat(paths[1])
     time.sleep(0.02)  # the time of its last change differs
     paths[1].write_text("c\nb\n")
-    os.utime(paths[1], ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the same size and modification time
+    os.utime(
+        paths[1], ns=(stat.st_atime_ns, stat.st_mtime_ns)
+    )  # the same size and modification time
     assert hash_files(paths, index)[1] != first[1] and files_read[3:] == ["b"]
 
 
-def test_file_that_has_just_changed_does_not_enter_the_index(tmp_path, forgotten, files_read, monkeypatch):
+def test_file_that_has_just_changed_does_not_enter_the_index(
+    tmp_path, forgotten, files_read, monkeypatch
+):
     (path,), index = files_in(tmp_path, a="a"), epath.Path(tmp_path) / "index.json"
     monkeypatch.setattr(file_hashes, "_SETTLED", 3600.0)
     for _ in range(2):
@@ -120,16 +131,24 @@ def test_start_of_a_prepared_run_does_not_read_the_corpus(tmp_path, forgotten, m
     pairs = "".join(f"{word} house {i}\n" for word in ("a", "the") for i in range(60))
     for name in ("train.en", "train.de", "valid.en", "valid.de"):
         (tmp_path / name).write_text(pairs)
-    data = dict(train="train.en,train.de", valid="valid.en,valid.de", vocab_size=290, root=str(tmp_path))
+    data = dict(
+        train="train.en,train.de", valid="valid.en,valid.de", vocab_size=290, root=str(tmp_path)
+    )
     config = small_config(data=data | dict(cache=str(tmp_path / "cache")))
     first = prepare_corpus(task_of(config), tmp_path / "first")
     forgotten()
     monkeypatch.setattr(file_hashes, "_hash_file", None)
-    resumed, other = (prepare_corpus(task_of(config), tmp_path / run) for run in ("first", "second"))
-    assert first.train.digest == resumed.train.digest == other.train.digest, "trials of a sweep share the cache"
+    resumed, other = (
+        prepare_corpus(task_of(config), tmp_path / run) for run in ("first", "second")
+    )
+    assert first.train.digest == resumed.train.digest == other.train.digest, (
+        "trials of a sweep share the cache"
+    )
     time.sleep(0.02)
     (tmp_path / "train.en").write_text(pairs.replace("the", "one"))
     with pytest.raises(TypeError):
         prepare_corpus(task_of(config), tmp_path / "third")
     monkeypatch.undo()
-    assert file_sha256(epath.Path(tmp_path) / "train.en") != file_sha256(epath.Path(tmp_path) / "train.de")
+    assert file_sha256(epath.Path(tmp_path) / "train.en") != file_sha256(
+        epath.Path(tmp_path) / "train.de"
+    )

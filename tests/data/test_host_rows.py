@@ -29,7 +29,9 @@ class RecordingStore:
     def sentences(self, pairs):
         return tuple(
             sentences._replace(ids=_RecordingArray(sentences.ids, read))
-            for sentences, read in zip(self._store.sentences(pairs), self.read.values(), strict=True)
+            for sentences, read in zip(
+                self._store.sentences(pairs), self.read.values(), strict=True
+            )
         )
 
 
@@ -59,9 +61,15 @@ def test_rows_of_all_hosts_form_the_batch(store, kind):
         share = batch.shape.rows // hosts
         parts = [batch.rows(share * h, share * (h + 1)) for h in range(hosts)]
         for name, full in batch.arrays.items():
-            assert {part[name].shape for part in parts} == {(batch.shape.micro, share, batch.shape.length)}
-            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts], axis=1), full)
-        assert batch.target_tokens == (batch.arrays["target_segments"] > 0).sum(), "counts are of the whole"
+            assert {part[name].shape for part in parts} == {
+                (batch.shape.micro, share, batch.shape.length)
+            }
+            np.testing.assert_array_equal(
+                np.concatenate([part[name] for part in parts], axis=1), full
+            )
+        assert batch.target_tokens == (batch.arrays["target_segments"] > 0).sum(), (
+            "counts are of the whole"
+        )
         assert batch.source_tokens == (batch.arrays["source_segments"] > 0).sum()
     assert kind != "accumulation" or batch.shape.micro > 1
 
@@ -77,7 +85,11 @@ def test_ids_of_other_rows_are_not_read(store, kind):
     batch.rows(half, batch.shape.rows)
     for side, segments in (("source", "source_segments"), ("target", "target_segments")):
         assert len(positions_read[side]) == (own_rows[segments] > 0).sum() > 0
-        assert len(recording.read[side]) == getattr(batch, f"{side}_tokens") > len(positions_read[side])
+        assert (
+            len(recording.read[side])
+            == getattr(batch, f"{side}_tokens")
+            > len(positions_read[side])
+        )
 
 
 def test_validation_rows_of_hosts(store):
@@ -113,7 +125,9 @@ def test_global_arrays_read_no_row_of_another_host():
 
     class Elsewhere:
         def addressable_devices_indices_map(self, shape):
-            return {n: (slice(first, first + 1), slice(None)) for n, first in enumerate((2, 3, 6, 7))}
+            return {
+                n: (slice(first, first + 1), slice(None)) for n, first in enumerate((2, 3, 6, 7))
+            }
 
     def rows(first, last):
         requests.append((first, last))

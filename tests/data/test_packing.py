@@ -15,7 +15,12 @@ def naive_first_fit(source, target, room):
     for i in sorted(range(len(source)), key=lambda i: -max(source[i], target[i])):
         sides = (int(source[i]), int(target[i]))
         at = next(
-            (r for r, u in enumerate(used) if all(a + b <= room for a, b in zip(u, sides, strict=True))), len(used)
+            (
+                r
+                for r, u in enumerate(used)
+                if all(a + b <= room for a, b in zip(u, sides, strict=True))
+            ),
+            len(used),
         )
         if at == len(used):
             used.append([0, 0])
@@ -52,7 +57,9 @@ def test_pairs_lie_side_by_side_in_few_rows(kind):
                 assert length[here].sum() <= room
 
 
-@pytest.mark.parametrize(("kind", "more"), [("alike", 1.03), ("equal", 1.0), ("lopsided", 1.06), ("no source", 1.02)])
+@pytest.mark.parametrize(
+    ("kind", "more"), [("alike", 1.03), ("equal", 1.0), ("lopsided", 1.06), ("no source", 1.02)]
+)
 def test_rows_are_about_as_few_as_in_a_plain_first_fit(kind, more):
     lengths = random_lengths(kind, np.random.default_rng(0), 20, 3000)
     packed, plain = (rule(*lengths, 64)[0].max() + 1 for rule in (first_fit, naive_first_fit))
@@ -116,4 +123,6 @@ def test_packing_is_not_quadratic():
         source = np.clip(rng.lognormal(3.1, 0.6, count), 2, 250).astype(np.int32)
         target = np.clip(source * rng.normal(1.0, 0.15, count), 2, 250).astype(np.int32)
         lines.append(lines_run(first_fit, source, target, 256))
-    assert lines[1] < 12 * lines[0], "8 times the pairs: the plain rule takes about 64 times as long"
+    assert lines[1] < 12 * lines[0], (
+        "8 times the pairs: the plain rule takes about 64 times as long"
+    )

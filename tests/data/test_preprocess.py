@@ -30,7 +30,9 @@ def texts(store, tokenizers):
     pairs = []
     for i in range(store.num_pairs):
         assert store.source(i)[-1] == EOS and store.target(i)[-1] == EOS
-        pairs.append((tokenizers.source.decode(store.source(i)), tokenizers.target.decode(store.target(i))))
+        pairs.append(
+            (tokenizers.source.decode(store.source(i)), tokenizers.target.decode(store.target(i)))
+        )
     return pairs
 
 
@@ -45,8 +47,13 @@ def test_joint_and_separate_tokenizers(tmp_path):
     assert joint.joint and not separate.joint
     assert separate.source.vocab_size == separate.target.vocab_size == 290
     whole_words = [pair.target.pieces(pair.target.encode("Häusern")) for pair in (joint, separate)]
-    assert not any("<0x" in piece for piece in sum(whole_words, [])), "the target side was seen by both"
-    assert any(piece.startswith("<0x") for piece in separate.source.pieces(separate.source.encode("Häusern")))
+    assert not any("<0x" in piece for piece in sum(whole_words, [])), (
+        "the target side was seen by both"
+    )
+    assert any(
+        piece.startswith("<0x")
+        for piece in separate.source.pieces(separate.source.encode("Häusern"))
+    )
     with refused("source side", "t.en,t.de:", "config.data.vocab_size", "9000"):
         train_tokenizers(source, Data(vocab_size=9000, joint_vocabulary=False, **TRAINING))
 
@@ -56,18 +63,30 @@ def test_store_has_every_pair_in_order(tmp_path, tokenizers, monkeypatch):
     progress_calls = []
     source = open_pairs(tmp_path, PAIRS)
     store = prepare_split(
-        source, tokenizers, tmp_path / "s", POLICIES, report=lambda *args: progress_calls.append(args)
+        source,
+        tokenizers,
+        tmp_path / "s",
+        POLICIES,
+        report=lambda *args: progress_calls.append(args),
     )
     assert texts(store, tokenizers) == PAIRS
     assert store.source(3).tolist() == [*tokenizers.source.encode(PAIRS[3][0]), EOS]
     assert store.meta["pairs_read"] == store.meta["pairs"] == 120
-    assert store.meta["dropped"] == store.meta["truncated"] == store.meta["empty"] == store.meta["too_long"] == 0
+    assert (
+        store.meta["dropped"]
+        == store.meta["truncated"]
+        == store.meta["empty"]
+        == store.meta["too_long"]
+        == 0
+    )
     assert store.meta["source"]["tokens"] == store.source_lengths.sum()
     assert store.meta["target"]["longest"] == store.target_lengths.max()
     assert store.meta["recipe"]["tokenizer_digest"] == tokenizers.digest
     assert store.meta["recipe"]["source_fingerprint"] == source.fingerprint()
     done = [(0, 120), (50, 120), (100, 120), (120, 120)]
-    assert progress_calls == [("tokenise pairs", *one, "pairs") for one in done], "lines were counted with the hash"
+    assert progress_calls == [("tokenise pairs", *one, "pairs") for one in done], (
+        "lines were counted with the hash"
+    )
 
 
 @pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -95,9 +114,16 @@ def long_pairs(tokenizers, limit):
     """Pairs whose longer side has limit - 1, limit and limit + 1 tokens with EOS, once on each side."""
 
     def text(tokens):
-        return next("z" * n for n in range(100) if len(tokenizers.source.encode("z" * n)) + 1 == tokens)
+        return next(
+            "z" * n for n in range(100) if len(tokenizers.source.encode("z" * n)) + 1 == tokens
+        )
 
-    return [(text(limit - 1), "b"), (text(limit), "b"), (text(limit + 1), "b"), ("b", text(limit + 1))]
+    return [
+        (text(limit - 1), "b"),
+        (text(limit), "b"),
+        (text(limit + 1), "b"),
+        ("b", text(limit + 1)),
+    ]
 
 
 @pytest.mark.parametrize("policy", ["drop", "truncate", "keep"])
@@ -107,7 +133,12 @@ def test_too_long_pairs(tmp_path, tokenizers, policy):
     store = prepare_split(source, tokenizers, tmp_path / "s", Policies(8, policy, "drop"))
     dropped, cut = {"drop": (2, 0), "truncate": (0, 2), "keep": (0, 0)}[policy]
     meta = store.meta
-    assert (meta["pairs_read"], meta["dropped"], meta["truncated"], meta["too_long"]) == (4, dropped, cut, dropped)
+    assert (meta["pairs_read"], meta["dropped"], meta["truncated"], meta["too_long"]) == (
+        4,
+        dropped,
+        cut,
+        dropped,
+    )
     numbers = [4 - dropped, int(store.source_lengths.sum()), int(store.target_lengths.sum())]
     numbers += {"drop": [4, 2, 2], "truncate": [4, 2], "keep": []}[policy]
     assert [int(number) for number in re.findall(r"\d+", store.describe())] == numbers
@@ -129,7 +160,9 @@ def test_empty_lines(tmp_path, tokenizers):
     dropped = prepare_split(source, tokenizers, tmp_path / "d", POLICIES)
     assert texts(dropped, tokenizers) == [("a", "b"), ("d", "e")]
     assert (dropped.meta["dropped"], dropped.meta["empty"]) == (3, 3)
-    store_with_empty = prepare_split(source, tokenizers, tmp_path / "k", replace(POLICIES, empty_lines="keep"))
+    store_with_empty = prepare_split(
+        source, tokenizers, tmp_path / "k", replace(POLICIES, empty_lines="keep")
+    )
     assert texts(store_with_empty, tokenizers) == EMPTY
     assert (store_with_empty.meta["dropped"], store_with_empty.meta["empty"]) == (0, 0)
     assert store_with_empty.source(1).tolist() == [EOS]
@@ -158,8 +191,14 @@ def test_reuse_and_rebuild(tmp_path, tokenizers):
 
     def was_rewritten(pairs=PAIRS, pair=tokenizers, **changes):
         """Whether a new store was written."""
-        before = {p.name: (p.stat().st_mtime_ns, p.stat().st_ino) for p in folder.iterdir()} if folder.exists() else {}
-        store = prepare_split(open_pairs(tmp_path, pairs), pair, folder, replace(POLICIES, **changes))
+        before = (
+            {p.name: (p.stat().st_mtime_ns, p.stat().st_ino) for p in folder.iterdir()}
+            if folder.exists()
+            else {}
+        )
+        store = prepare_split(
+            open_pairs(tmp_path, pairs), pair, folder, replace(POLICIES, **changes)
+        )
         assert texts(store, pair) == pairs
         return before != {p.name: (p.stat().st_mtime_ns, p.stat().st_ino) for p in folder.iterdir()}
 
@@ -172,7 +211,9 @@ def test_reuse_and_rebuild(tmp_path, tokenizers):
         and was_rewritten(empty_lines="keep")
     )
     assert was_rewritten() and not was_rewritten()
-    other = train_tokenizers(open_pairs(tmp_path, PAIRS), Data(vocab_size=290, joint_vocabulary=True, **TRAINING))
+    other = train_tokenizers(
+        open_pairs(tmp_path, PAIRS), Data(vocab_size=290, joint_vocabulary=True, **TRAINING)
+    )
     assert was_rewritten(pair=other) and not was_rewritten(pair=other)
     assert was_rewritten(pair=TokenizerPair(other.source, tokenizers.target))
 
@@ -190,7 +231,9 @@ def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, mo
         lambda self, pairs: in_process.append(pairs) or real(self, pairs),
     )
     read, ahead = itertools.count(), []
-    monkeypatch.setattr(source, "read", lambda lines=source.read: (pair for pair in lines() if next(read) >= 0))
+    monkeypatch.setattr(
+        source, "read", lambda lines=source.read: (pair for pair in lines() if next(read) >= 0)
+    )
     prepare_split(
         source,
         tokenizers,
@@ -206,7 +249,9 @@ def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, mo
 
 def test_small_corpus_starts_no_worker(tmp_path, tokenizers, monkeypatch):
     monkeypatch.setattr(preprocess, "Workers", None)
-    store = prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=8)
+    store = prepare_split(
+        open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=8
+    )
     assert store.num_pairs == len(PAIRS)
 
 
@@ -214,7 +259,9 @@ def test_dead_workers_are_reported(tmp_path, tokenizers, monkeypatch):
     monkeypatch.setattr(preprocess, "INLINE_PAIRS", 0)
     monkeypatch.setattr(workers, "_start", os.kill)  # called with other arguments: no worker starts
     with refused("config.data.num_workers"):
-        prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=2)
+        prepare_split(
+            open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=2
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.de", "t.en"]
 
 
@@ -237,12 +284,16 @@ class Fives(PairFilter):
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_filters_drop_pairs_which_are_counted_and_listed(tmp_path, tokenizers, monkeypatch, num_workers):
+def test_filters_drop_pairs_which_are_counted_and_listed(
+    tmp_path, tokenizers, monkeypatch, num_workers
+):
     monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 3)
     monkeypatch.setattr(preprocess, "INLINE_PAIRS", 3)
     source = open_pairs(tmp_path, [(f"house {i}", f"Haus {i}") for i in range(7)] + [("", "leer")])
     policies = replace(POLICIES, filters=(OddNumbers(), Fives()))
-    store = prepare_split(source, tokenizers, tmp_path / "filtered", policies, num_workers=num_workers)
+    store = prepare_split(
+        source, tokenizers, tmp_path / "filtered", policies, num_workers=num_workers
+    )
     assert texts(store, tokenizers) == [(f"house {i}", f"Haus {i}") for i in (0, 2, 4, 6)]
     chunks = preprocess.encode_all(preprocess.Encoder(tokenizers, policies), source, num_workers)
     assert [(3 * n + i, reason) for n, chunk in enumerate(chunks) for i, reason in chunk.dropped] == [

@@ -63,7 +63,13 @@ def tokenizers(tmp_path_factory):
     )
 
 
-def check(folder: Path, spec: str, expected: list[tuple[str, str]] | None, places: list[list[str]], tokenizers) -> None:
+def check(
+    folder: Path,
+    spec: str,
+    expected: list[tuple[str, str]] | None,
+    places: list[list[str]],
+    tokenizers,
+) -> None:
     """The source yields these pairs, or (None) raises an error that names one of the places."""
     if not expected:
         with refused() as read:
@@ -71,7 +77,10 @@ def check(folder: Path, spec: str, expected: list[tuple[str, str]] | None, place
         with refused() as prepared:
             prepare_split(corpus(folder, spec), tokenizers, folder / "store", POLICIES)
         for message in (str(read.value), str(prepared.value)) if expected is None else ():
-            assert any(all(name in message for name in place) for place in places), (message, places)
+            assert any(all(name in message for name in place) for place in places), (
+                message,
+                places,
+            )
         assert not (folder / "store").exists()
         return
     source = corpus(folder, spec)
@@ -85,7 +94,12 @@ def check(folder: Path, spec: str, expected: list[tuple[str, str]] | None, place
     store = prepare_split(source, tokenizers, folder / "store", POLICIES)
     counts = {name: store.meta[name] for name in ("pairs_read", "pairs", "dropped", "empty")}
     dropped = len(expected) - len(nonempty)
-    assert counts == {"pairs_read": len(expected), "pairs": len(nonempty), "dropped": dropped, "empty": dropped}
+    assert counts == {
+        "pairs_read": len(expected),
+        "pairs": len(nonempty),
+        "dropped": dropped,
+        "empty": dropped,
+    }
     for i, (source_text, target_text) in enumerate(nonempty):
         assert store.source(i).tolist() == [*tokenizers.source.encode(source_text), EOS]
         assert store.target(i).tolist() == [*tokenizers.target.encode(target_text), EOS]
@@ -104,10 +118,16 @@ def test_parallel_files_of_random_bytes(tokenizers, data):
         count = data.draw(st.integers(1, 6))
         line = kind.map(lambda text: text.replace(b"\n", b""))
         sides = [
-            b"".join(data.draw(line) + data.draw(st.sampled_from([b"\n", b"\r\n"])) for _ in range(count)) for _ in "st"
+            b"".join(
+                data.draw(line) + data.draw(st.sampled_from([b"\n", b"\r\n"])) for _ in range(count)
+            )
+            for _ in "st"
         ]
     with tempfile.TemporaryDirectory() as name:
-        folder, names = Path(name), [f"{side}{suffix}" for side, suffix in zip("st", suffixes, strict=True)]
+        folder, names = (
+            Path(name),
+            [f"{side}{suffix}" for side, suffix in zip("st", suffixes, strict=True)],
+        )
         for file, content in zip(names, sides, strict=True):
             write(folder / file, content)
         texts = [expected_lines(content) for content in sides]
@@ -116,12 +136,19 @@ def test_parallel_files_of_random_bytes(tokenizers, data):
         counts = [len(text) for text in texts]
         if counts[0] != counts[1]:
             places.append([names[0], f"{counts[0]} lines", names[1], f"has {counts[1]}"])
-        expected = None if places else [tuple(t.decode() for t in pair) for pair in zip(*texts, strict=True)]
+        expected = (
+            None
+            if places
+            else [tuple(t.decode() for t in pair) for pair in zip(*texts, strict=True)]
+        )
         check(folder, ",".join(names), expected, places, tokenizers)
 
 
 @given(
-    content=VALID, offset=st.integers(0, 200), damage=st.sampled_from(["cut", "flip", "more"]), byte=st.integers(1, 255)
+    content=VALID,
+    offset=st.integers(0, 200),
+    damage=st.sampled_from(["cut", "flip", "more"]),
+    byte=st.integers(1, 255),
 )
 def test_damaged_gzip_is_reported_or_harmless(content, offset, damage, byte):
     packed = gzip.compress(content, mtime=0)
@@ -156,10 +183,14 @@ def test_translation_input_of_random_bytes(content, standard_input):
                 with refused(f"line {bad},"):
                     list(iterate_lines(name))
             else:
-                assert list(iterate_lines(name)) == [text.decode() for text in expected_lines(content)]
+                assert list(iterate_lines(name)) == [
+                    text.decode() for text in expected_lines(content)
+                ]
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_byte_order_mark_is_stripped(tmp_path, suffix):
     write(tmp_path / f"with{suffix}", BOM + b"Hello world\n" + BOM + b"second\n")
-    assert list(lines(tmp_path / f"with{suffix}")) == ["Hello world", "\ufeffsecond"], "elsewhere it is a character"
+    assert list(lines(tmp_path / f"with{suffix}")) == ["Hello world", "\ufeffsecond"], (
+        "elsewhere it is a character"
+    )

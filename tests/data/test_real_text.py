@@ -25,7 +25,10 @@ def test_multi30k_from_files_to_batches(real_data, tmp_path):
     config = load_config(str(Path(__file__).parents[2] / "configs" / "text.py"), overrides)
     corpus = prepare_corpus(task_of(config), tmp_path)
     assert corpus.train.meta["pairs_read"] == 29_000
-    assert corpus.train.num_pairs + corpus.train.meta["dropped"] == 29_000 and corpus.train.meta["dropped"] < 30
+    assert (
+        corpus.train.num_pairs + corpus.train.meta["dropped"] == 29_000
+        and corpus.train.meta["dropped"] < 30
+    )
     assert corpus.valid["valid"].num_pairs == 1014
     with gzip.open(raw / "test2016.de.gz", "rt", encoding="utf-8", newline="\n") as file:
         references = file.read().split("\n")[:-1]
@@ -33,7 +36,9 @@ def test_multi30k_from_files_to_batches(real_data, tmp_path):
     assert len(pairs) == 1000 and [t for _, t in pairs] == references
     tokenizer = corpus.tokenizers.target
     unchanged = sum(tokenizer.decode(tokenizer.encode(t)) == t for t in references)
-    assert unchanged >= 0.97 * len(references)  # the others contain characters that nmt_nfkc normalizes
+    assert unchanged >= 0.97 * len(
+        references
+    )  # the others contain characters that nmt_nfkc normalizes
 
     batches = Batches(corpus.train, config.data, seed=0)
     filled = [batches.batch(k) for k in range(batches.updates_per_epoch)]

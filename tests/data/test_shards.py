@@ -45,7 +45,10 @@ class Repeated(PairFilter):
 def corpus(tmp_path_factory):
     """(a source of two parts, tokenizers)."""
     folder = tmp_path_factory.mktemp("corpus")
-    parts = [open_pairs(folder, PAIRS[:75], "a"), open_pairs(folder, [*PAIRS[75:], ("", "leer")], "b")]
+    parts = [
+        open_pairs(folder, PAIRS[:75], "a"),
+        open_pairs(folder, [*PAIRS[75:], ("", "leer")], "b"),
+    ]
     source = JoinedSource("two", parts)
     return source, train_tokenizers(source, Data(tokenizer="bpe", vocab_size=300))
 
@@ -61,7 +64,9 @@ def small_shards(monkeypatch):
 def encoded(monkeypatch):
     """The pairs that were tokenized in this process."""
     pairs, real = [], preprocess.Encoder.__call__
-    monkeypatch.setattr(preprocess.Encoder, "__call__", lambda self, some: pairs.extend(some) or real(self, some))
+    monkeypatch.setattr(
+        preprocess.Encoder, "__call__", lambda self, some: pairs.extend(some) or real(self, some)
+    )
     return pairs
 
 
@@ -88,7 +93,9 @@ def stop(*arguments, **options):
         prepare(*arguments, **options)
 
 
-@given(st.lists(st.integers(1, 120), max_size=3), st.integers(3, 9), st.integers(3, 9), st.booleans())
+@given(
+    st.lists(st.integers(1, 120), max_size=3), st.integers(3, 9), st.integers(3, 9), st.booleans()
+)
 @settings(max_examples=12, deadline=None)
 def test_stopped_preparation_ends_with_the_bytes_of_one_that_was_not(
     tmp_path_factory, corpus, stops, chunk, chunks, filtered
@@ -145,8 +152,12 @@ def test_killed_preparation_goes_on_after_its_last_complete_shard(tmp_path, corp
     wait_for(lambda: not any(map(is_alive, workers)), "the workers end with their parent")
     store = prepare((source, tokenizers), tmp_path / "s")
     assert len(encoded) == 70, "five shards of ten pairs were complete"
-    assert content(store.folder) == content(prepare((source, tokenizers), tmp_path / "whole").folder)
-    assert not [path for path in tmp_path.iterdir() if ".shards-" in path.name or ".partial-" in path.name]
+    assert content(store.folder) == content(
+        prepare((source, tokenizers), tmp_path / "whole").folder
+    )
+    assert not [
+        path for path in tmp_path.iterdir() if ".shards-" in path.name or ".partial-" in path.name
+    ]
 
 
 def test_shards_of_other_settings_are_removed(tmp_path, corpus, encoded):
@@ -154,7 +165,9 @@ def test_shards_of_other_settings_are_removed(tmp_path, corpus, encoded):
         stop(corpus, tmp_path / "s", stop_at=60, policies=policies)
     assert len([*tmp_path.glob("*.shards-*")]) == 1
     encoded.clear()
-    assert prepare(corpus, tmp_path / "s").meta["recipe"]["max_length"] == 100 and len(encoded) == 121
+    assert (
+        prepare(corpus, tmp_path / "s").meta["recipe"]["max_length"] == 100 and len(encoded) == 121
+    )
 
 
 def test_shards_with_which_nobody_went_on_for_a_week_are_removed(tmp_path, corpus):
@@ -176,7 +189,9 @@ def test_shards_after_a_lost_one_are_written_again(tmp_path, corpus, encoded):
     assert prepare(corpus, tmp_path / "s").meta["pairs_read"] == 121 and len(encoded) == 111
 
 
-def test_half_written_shard_is_written_again_and_a_damaged_one_is_refused(tmp_path, corpus, encoded):
+def test_half_written_shard_is_written_again_and_a_damaged_one_is_refused(
+    tmp_path, corpus, encoded
+):
     stop(corpus, tmp_path / "s", stop_at=31)
     (folder,) = tmp_path.iterdir()
     (folder / "2").rename(folder / f"2.partial-{'0' * 32}")
@@ -197,7 +212,9 @@ def test_without_locks_no_shards_are_kept(tmp_path, corpus, monkeypatch):
 
 
 @pytest.mark.parametrize(("changes_at", "count"), [(34, 3), (116, 11), (120, 11)])
-def test_a_source_that_changes_while_it_is_read_gives_neither_store_nor_shards(tmp_path, corpus, changes_at, count):
+def test_a_source_that_changes_while_it_is_read_gives_neither_store_nor_shards(
+    tmp_path, corpus, changes_at, count
+):
     source, path = open_pairs(tmp_path, PAIRS), tmp_path / "t.de"
 
     def change(stage, done, total, unit):

@@ -71,10 +71,14 @@ def test_the_first_bytes_say_what_a_file_is(corpora, named, content):
     source = open_en_de(f"x.en{named},t.de", corpora)
     assert list(source.pairs()) == PAIRS
     source = open_en_de(f"x.en{named},t.de", corpora)
-    assert source.fingerprint() and source.expected_count() == (None if named or content else len(PAIRS))
+    assert source.fingerprint() and source.expected_count() == (
+        None if named or content else len(PAIRS)
+    )
 
 
-@pytest.mark.parametrize(("suffix", "padding"), [(".gz", 3), (".bz2", 3), (".xz", 4), (".xz", 1 << 18), (".zst", 0)])
+@pytest.mark.parametrize(
+    ("suffix", "padding"), [(".gz", 3), (".bz2", 3), (".xz", 4), (".xz", 1 << 18), (".zst", 0)]
+)
 def test_compressed_files_joined_to_one_are_read_to_the_end(tmp_path, suffix, padding):
     """Each is a stream of its own, perhaps with zeros behind it."""
     parts = [COMPRESS[suffix](f"{i}\n".encode() * 1000) + bytes(padding) for i in range(3)]
@@ -92,7 +96,11 @@ def test_absolute_paths_ignore_root(corpora):
 def test_crlf_and_missing_final_newline(tmp_path):
     (tmp_path / "t.en").write_bytes(b"one\r\ntwo\r\r\nthree")
     (tmp_path / "t.de").write_bytes(b"eins\nzwei\ndrei\n")
-    assert list(open_en_de("t.en,t.de", tmp_path).pairs()) == [("one", "eins"), ("two ", "zwei"), ("three", "drei")]
+    assert list(open_en_de("t.en,t.de", tmp_path).pairs()) == [
+        ("one", "eins"),
+        ("two ", "zwei"),
+        ("three", "drei"),
+    ]
 
 
 def test_reading_streams(tmp_path):
@@ -125,9 +133,16 @@ def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
         ({"a": b"1\n2\n", "b": b"1\n2\n", "c": b"1\n"}, "a,b,c", ("2 lines", "has 1")),
         ({"a": b"fine\nab\xc3(\n", "b": b"1\n2\n"}, "a,b", ("line 2:", "0xc3", "offset 2")),
         ({"a": b"", "b": b""}, "a,b", ("a,b",)),
-        *(({f"a{suffix}": b"", "b": b""}, f"a{suffix},b", (f"a{suffix}:", "line 0")) for suffix in COMPRESS),
         *(
-            ({f"a{suffix}": b"\xffx", "b": b""}, f"a{suffix},b", (f"a{suffix}", "line 1:", f"{suffix} data"))
+            ({f"a{suffix}": b"", "b": b""}, f"a{suffix},b", (f"a{suffix}:", "line 0"))
+            for suffix in COMPRESS
+        ),
+        *(
+            (
+                {f"a{suffix}": b"\xffx", "b": b""},
+                f"a{suffix},b",
+                (f"a{suffix}", "line 1:", f"{suffix} data"),
+            )
             for suffix in COMPRESS
         ),
         ({"a.gz": gzip.compress(b"x\n" * 9)[:-12], "b": b"1\n" * 9}, "a.gz,b", ("a.gz:",)),
@@ -136,7 +151,11 @@ def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
         ({"a.xz": lzma.compress(b"x\n" * 9)[:-12], "b": b"1\n" * 9}, "a.xz,b", ("a.xz:",)),
         ({"a.zst": COMPRESS[".zst"](b"x\n" * 9)[:-3], "b": b"1\n" * 9}, "a.zst,b", ("a.zst:",)),
         *(
-            ({"a.tsv": COMPRESS[suffix](b"1\t2\n" * 9) + b"3\t4\n"}, "a.tsv", ("a.tsv:", f"{suffix} data"))
+            (
+                {"a.tsv": COMPRESS[suffix](b"1\t2\n" * 9) + b"3\t4\n"},
+                "a.tsv",
+                ("a.tsv:", f"{suffix} data"),
+            )
             for suffix in COMPRESS
         ),
         ({"a": b"x"}, "a", ("'a'",)),
@@ -157,13 +176,22 @@ def test_errors_name_file_and_line(tmp_path, files, spec, names):
 
 
 def test_several_references(tmp_path):
-    for name, lines in (("s.en", "one two"), ("a.de", "eins zwei"), ("b.de", "ein zwo"), ("c.de.gz", "1 2")):
+    for name, lines in (
+        ("s.en", "one two"),
+        ("a.de", "eins zwei"),
+        ("b.de", "ein zwo"),
+        ("c.de.gz", "1 2"),
+    ):
         write(tmp_path / name, lines.split())
     source = open_en_de("s.en,a.de,b.de,c.de.gz", tmp_path)
     assert source.reference_count == 3 and open_en_de("s.en,a.de", tmp_path).reference_count == 1
-    assert list(source.pairs()) == [("one", "eins"), ("two", "zwei")], "training and losses see the first"
+    assert list(source.pairs()) == [("one", "eins"), ("two", "zwei")], (
+        "training and losses see the first"
+    )
     assert list(source.references()) == [("eins", "ein", "1"), ("zwei", "zwo", "2")]
-    assert list(open_en_de("toy:test:2").references()) == [(t,) for _, t in open_en_de("toy:test:2").pairs()]
+    assert list(open_en_de("toy:test:2").references()) == [
+        (t,) for _, t in open_en_de("toy:test:2").pairs()
+    ]
     before = source.fingerprint()
     write(tmp_path / "b.de", ["ein", "ZWO"])
     assert source.fingerprint() != before, "the digest covers every reference"
@@ -182,7 +210,10 @@ def test_unknown_source_form_error_lists_every_form(tmp_path):
 def test_documented_source_works(monkeypatch):
     documented_modules.use(documented_modules.EXAMPLES / "squares.py", monkeypatch)
     source = open_en_de("squares:3", key="config.data.train")
-    assert list(source.pairs()) == [("1", "1"), ("2", "4"), ("3", "9")] and source.where(2) == "squares:3 pair 3"
+    assert (
+        list(source.pairs()) == [("1", "1"), ("2", "4"), ("3", "9")]
+        and source.where(2) == "squares:3 pair 3"
+    )
     with refused("config.data.train", "'squares:x'"):
         open_en_de("squares:x", key="config.data.train")
 
@@ -208,10 +239,15 @@ def test_every_source_yields_texts_of_one_line():
         def fingerprint(self):
             return ""
 
-    for source, tag in ((Letters("letters"), ""), (TaggedSource(Letters("letters"), "<2de>"), "<2de> ")):
+    for source, tag in (
+        (Letters("letters"), ""),
+        (TaggedSource(Letters("letters"), "<2de>"), "<2de> "),
+    ):
         assert list(source.pairs()) == [(f"{tag}Dear Sir,  yes\u2028", "Ja ")]
         assert list(source.references()) == [("Ja ", "Doch ")]
-    assert list(JoinedSource("letters", [Letters("letters")]).pairs()) == [("Dear Sir,  yes\u2028", "Ja ")]
+    assert list(JoinedSource("letters", [Letters("letters")]).pairs()) == [
+        ("Dear Sir,  yes\u2028", "Ja ")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +275,9 @@ def test_data_modules_import_no_heavy_library():
     heavy = "{'jax', 'tensorflow', 'tensorflow_datasets', 'sentencepiece', 'array_record', 'babel'}"
     code = f"import sys; from t2t_flax.data import {modules}; print(sorted({heavy} & set(sys.modules)))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    assert subprocess.check_output([sys.executable, "-c", code], env=environment, text=True) == "[]\n"
+    assert (
+        subprocess.check_output([sys.executable, "-c", code], env=environment, text=True) == "[]\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -255,7 +293,11 @@ def test_data_modules_import_no_heavy_library():
 def test_bad_test_set_is_reported_before_preparation(tmp_path, contents, names):
     for name, content in contents.items():
         (tmp_path / name).mkdir() if content is None else (tmp_path / name).write_bytes(content)
-    words = ["--config=configs/toy.py", "--config.data.test=t.en,t.de", f"--config.data.root={tmp_path}"]
+    words = [
+        "--config=configs/toy.py",
+        "--config.data.test=t.en,t.de",
+        f"--config.data.root={tmp_path}",
+    ]
     with refused(*names):
         prepare.run([*words, f"--workdir={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()

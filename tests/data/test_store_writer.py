@@ -61,24 +61,35 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
 
 def test_many_processes_replace_a_store_at_once(tmp_path):
     """Without locks, each with its own digest: the final store is one of theirs, and complete."""
-    writers = [start(write, tmp_path / "s", value, f"digest {value}", False, 20) for value in range(5)]
+    writers = [
+        start(write, tmp_path / "s", value, f"digest {value}", False, 20) for value in range(5)
+    ]
     for process in writers:
         process.join(250)
     assert [process.exitcode for process in writers] == [0] * 5
     store = TokenStore.open(tmp_path / "s")
     value = int(store.digest.split()[1])
-    assert all(store.source(i).tolist() == store.target(i).tolist() == [value] * 2 for i in range(3))
+    assert all(
+        store.source(i).tolist() == store.target(i).tolist() == [value] * 2 for i in range(3)
+    )
     assert names(tmp_path) == ["s"]
 
 
 @pytest.mark.parametrize("locks", [True, False], ids=["locks", "no locks"])
 def test_concurrent_preparations_of_one_split_share_a_store(tmp_path, locks):
-    pairs = [(f"sentence {i} of {i % 7} houses", f"Satz {i} von {i % 7} Häusern") for i in range(300)]
+    pairs = [
+        (f"sentence {i} of {i % 7} houses", f"Satz {i} von {i % 7} Häusern") for i in range(300)
+    ]
     source = open_pairs(tmp_path, pairs)
-    tokenizers = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=300, joint_vocabulary=True))
+    tokenizers = train_tokenizers(
+        source, Data(tokenizer="bpe", vocab_size=300, joint_vocabulary=True)
+    )
     prepared, folder = PROCESSES.Value("i", 0), tmp_path / "cache" / "store"
     answers = [tmp_path / f"{i}.json" for i in range(4)]
-    processes = [start(prepare_and_report, source, tokenizers, folder, POLICIES, prepared, a, locks) for a in answers]
+    processes = [
+        start(prepare_and_report, source, tokenizers, folder, POLICIES, prepared, a, locks)
+        for a in answers
+    ]
     for process in processes:
         process.join(250)
     assert [process.exitcode for process in processes] == [0] * 4
@@ -91,7 +102,9 @@ def test_concurrent_preparations_of_one_split_share_a_store(tmp_path, locks):
 def test_store_of_an_older_format_is_rewritten_with_its_digest(tmp_path):
     """Checkpoints refer to the digest, so runs started with the older format can resume."""
     source = open_pairs(tmp_path, [("a house", "ein Haus")] * 40)
-    tokenizers = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=270, joint_vocabulary=True))
+    tokenizers = train_tokenizers(
+        source, Data(tokenizer="bpe", vocab_size=270, joint_vocabulary=True)
+    )
     store = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
     meta = json.loads((tmp_path / "s" / "meta.json").read_text())
     del meta["crc32"]
@@ -100,18 +113,26 @@ def test_store_of_an_older_format_is_rewritten_with_its_digest(tmp_path):
     with refused(f"{tmp_path}/s", "format 1,"):
         TokenStore.open(tmp_path / "s")
     rewritten = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
-    assert rewritten.digest == store.digest and "crc32" in rewritten.meta and names(tmp_path) == ["s", "t.de", "t.en"]
+    assert (
+        rewritten.digest == store.digest
+        and "crc32" in rewritten.meta
+        and names(tmp_path) == ["s", "t.de", "t.en"]
+    )
 
 
 def test_files_are_synced_before_the_store_is_renamed(tmp_path, monkeypatch):
     synced, folder = [], tmp_path / "s"
     for name in ("fsync_file", "fsync_folder"):
-        monkeypatch.setattr(filesystem, name, lambda path: synced.append((Path(path).name, folder.exists())))
+        monkeypatch.setattr(
+            filesystem, name, lambda path: synced.append((Path(path).name, folder.exists()))
+        )
     write(folder, digest="a")
     *before, (last, existed) = synced
-    assert {name for name, _ in before} >= {"source.ids", "target.offsets", "meta.json"} and not any(
-        existed for _, existed in before
-    )
+    assert {name for name, _ in before} >= {
+        "source.ids",
+        "target.offsets",
+        "meta.json",
+    } and not any(existed for _, existed in before)
     assert last == tmp_path.name and existed, "the folder entry is synced after the rename"
 
 

@@ -18,7 +18,9 @@ PAIRS = [([5, 6, 7, 1], [9, 1]), ([1], [300, 301, 1]), ([65_535, 1], [70_000, 1]
 
 
 def flat(sentences):
-    return np.concatenate([np.asarray(s, np.int32) for s in sentences]), np.asarray([len(s) for s in sentences])
+    return np.concatenate([np.asarray(s, np.int32) for s in sentences]), np.asarray(
+        [len(s) for s in sentences]
+    )
 
 
 def write(folder, pairs=PAIRS, chunk=2, **meta):
@@ -43,11 +45,23 @@ def test_sentences_round_trip_with_lengths_and_counts(tmp_path):
     assert store.source_lengths.dtype == np.int32
     assert store.source(0).dtype == np.uint16, "65,536 ids fit two bytes"
     assert store.target(0).dtype == np.int32
-    assert store.meta["source"] == {"tokens": 7, "longest": 4, "dtype": "uint16", "vocab_size": 65_536}
-    assert store.meta["target"] == {"tokens": 7, "longest": 3, "dtype": "int32", "vocab_size": 70_001}
+    assert store.meta["source"] == {
+        "tokens": 7,
+        "longest": 4,
+        "dtype": "uint16",
+        "vocab_size": 65_536,
+    }
+    assert store.meta["target"] == {
+        "tokens": 7,
+        "longest": 3,
+        "dtype": "int32",
+        "vocab_size": 70_001,
+    }
     assert store.meta["dropped"] == 4
     ids, offsets, lengths = store.all_sides()[1]
-    assert [ids[o : o + n].tolist() for o, n in zip(offsets, lengths, strict=True)] == [t for _, t in PAIRS]
+    assert [ids[o : o + n].tolist() for o, n in zip(offsets, lengths, strict=True)] == [
+        t for _, t in PAIRS
+    ]
     with pytest.raises(IndexError):
         store.source(3)
 
@@ -61,16 +75,22 @@ def test_arrays_are_memory_mapped(tmp_path):
 @pytest.mark.parametrize("damage", ["shorter", "longer", "missing"])
 def test_damage_is_detected(tmp_path, damage):
     write(tmp_path / "s")
-    for name in [f"{side}.{part}" for side in ("source", "target") for part in ("ids", "lengths", "offsets")]:
+    for name in [
+        f"{side}.{part}" for side in ("source", "target") for part in ("ids", "lengths", "offsets")
+    ]:
         path = tmp_path / "s" / name
         data = path.read_bytes()
-        path.unlink() if damage == "missing" else path.write_bytes(data[:-1] if damage == "shorter" else data + b"\0")
+        path.unlink() if damage == "missing" else path.write_bytes(
+            data[:-1] if damage == "shorter" else data + b"\0"
+        )
         with refused(f"{tmp_path}/s", name):
             TokenStore.open(tmp_path / "s")
         path.write_bytes(data)
 
 
-@pytest.mark.parametrize(("part", "opened"), [("ids", False), ("ids", True), ("lengths", False), ("offsets", False)])
+@pytest.mark.parametrize(
+    ("part", "opened"), [("ids", False), ("ids", True), ("lengths", False), ("offsets", False)]
+)
 def test_changed_byte_is_detected_on_open(tmp_path, part, opened):
     write(tmp_path / "s")
     if opened:
@@ -80,7 +100,9 @@ def test_changed_byte_is_detected_on_open(tmp_path, part, opened):
     about, data = path.stat(), bytearray(path.read_bytes())
     data[2] ^= 1
     path.write_bytes(data)
-    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))  # as after a copy that preserves times
+    os.utime(
+        path, ns=(about.st_atime_ns, about.st_mtime_ns)
+    )  # as after a copy that preserves times
     for _ in range(2):
         with refused(f"{tmp_path}/s", f"source.{part}", "meta.json"):
             TokenStore.open(tmp_path / "s")
@@ -102,7 +124,9 @@ def test_read_only_store_opens(tmp_path, monkeypatch):
 
     write(tmp_path / "s")
     monkeypatch.setattr(Path, "write_text", refuse)
-    assert TokenStore.open(tmp_path / "s").num_pairs == 3 and not (tmp_path / "s" / VERIFIED).exists()
+    assert (
+        TokenStore.open(tmp_path / "s").num_pairs == 3 and not (tmp_path / "s" / VERIFIED).exists()
+    )
 
 
 def test_ids_outside_the_vocabulary_are_rejected(tmp_path):
@@ -157,10 +181,14 @@ def resident(folder: Path) -> int:
     """KiB of the files in a folder that are in this process's memory."""
     lines = Path("/proc/self/smaps").read_text().split("\n")
     at = [i for i, line in enumerate(lines) if str(folder) in line]
-    return sum(int(line.split()[1]) for i in at for line in lines[i : i + 8] if line.startswith("Rss:"))
+    return sum(
+        int(line.split()[1]) for i in at for line in lines[i : i + 8] if line.startswith("Rss:")
+    )
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system does not tell what is mapped")
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps").exists(), reason="this system does not tell what is mapped"
+)
 def test_a_larger_store_is_read_alike_and_does_not_stay_in_memory(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     lengths = [rng.integers(0, 20, 200_000) for _ in range(2)]
@@ -177,7 +205,11 @@ def test_a_larger_store_is_read_alike_and_does_not_stay_in_memory(tmp_path, monk
         singles = [store.source(pair).tolist() for pair in pairs[:1000].tolist()]
         sides = store.sentences(pairs)
         ids = [s.ids.take(positions(s.offsets[order], s.lengths[order])).tolist() for s in sides]
-        return ids, singles, [(s.offsets.tolist(), s.lengths.tolist(), s.ids.take(order[:0]).dtype) for s in sides]
+        return (
+            ids,
+            singles,
+            [(s.offsets.tolist(), s.lengths.tolist(), s.ids.take(order[:0]).dtype) for s in sides],
+        )
 
     of_large = read(large)
     assert resident(tmp_path) == 0
@@ -194,12 +226,16 @@ def test_sentences_of_a_store_are_pickled_by_reference(tmp_path, monkeypatch, si
     pickled = pickle.dumps(store.sentences(pairs))
     assert len(pickled) < 2_000
     for ids, offsets, lengths in pickle.loads(pickled):
-        assert ids.take(positions(offsets, lengths)).tolist() == [10 * i + n for i in pairs for n in range(10)]
+        assert ids.take(positions(offsets, lengths)).tolist() == [
+            10 * i + n for i in pairs for n in range(10)
+        ]
 
 
 @pytest.mark.parametrize("size", [1 << 28, 0])
 @pytest.mark.parametrize("later", ["deleted", "replaced"])
-def test_sentences_from_a_process_that_lays_out_are_those_of_the_store_that_is_open(tmp_path, monkeypatch, size, later):
+def test_sentences_from_a_process_that_lays_out_are_those_of_the_store_that_is_open(
+    tmp_path, monkeypatch, size, later
+):
     monkeypatch.setattr(token_store, "_SMALL", size)
 
     def read(sentences):
@@ -208,11 +244,17 @@ def test_sentences_from_a_process_that_lays_out_are_those_of_the_store_that_is_o
 
     write(tmp_path / "s", digest="old")
     old = TokenStore.open(tmp_path / "s")
-    pickled, expected = pickle.dumps(old.sentences(np.arange(3))), [*map(read, old.sentences(np.arange(3)))]
+    pickled, expected = (
+        pickle.dumps(old.sentences(np.arange(3))),
+        [*map(read, old.sentences(np.arange(3)))],
+    )
     if later == "deleted":
         shutil.rmtree(tmp_path / "s")
     else:
-        write(tmp_path / "s", [pair[::-1] for pair in [([8, 8, 8, 1], [8, 8]), *PAIRS[:1], ([7, 1], [7, 7, 1])]])
+        write(
+            tmp_path / "s",
+            [pair[::-1] for pair in [([8, 8, 8, 1], [8, 8]), *PAIRS[:1], ([7, 1], [7, 7, 1])]],
+        )
         new = TokenStore.open(tmp_path / "s")
         assert [*map(read, pickle.loads(pickle.dumps(new.sentences(np.arange(3)))))] == [
             *map(read, new.sentences(np.arange(3)))

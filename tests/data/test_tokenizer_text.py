@@ -64,14 +64,18 @@ LONG = ("щщщ " * 30_000, "Hallo.")
 
 
 @pytest.mark.parametrize("sides", [LONG, LONG[::-1]])
-@pytest.mark.parametrize(("on_too_long", "most"), [("drop", 0), ("truncate", 100 * 16), ("keep", 120_000)])
+@pytest.mark.parametrize(
+    ("on_too_long", "most"), [("drop", 0), ("truncate", 100 * 16), ("keep", 120_000)]
+)
 def test_a_line_counts_as_far_as_it_can_be_kept(on_too_long, most, sides, tmp_path):
     near = ("ab " * 500, " " * 2000 + "ab")
     write(tmp_path, "a.tsv", [("It is late.", "Es ist spät."), sides, near])
     source = open_source(str(tmp_path / "a.tsv"), source_language="en", target_language="de")
     pairs = [*TokenizerText(source, replace(POLICIES, on_too_long=on_too_long)).pairs()]
     lengths = [max(map(len, pair)) for pair in pairs if "щ" in pair[0] + pair[1]]
-    assert lengths == [most] * (most > 0) and pairs[-1][0] == near[0] and pairs[-1][1].strip() == "ab"
+    assert (
+        lengths == [most] * (most > 0) and pairs[-1][0] == near[0] and pairs[-1][1].strip() == "ab"
+    )
 
 
 def write(folder, name, pairs):
@@ -89,7 +93,9 @@ def test_pieces_of_dropped_pairs_are_not_in_the_vocabulary(tmp_path):
     )  # fmt: skip
 
     def pieces(name, **groups):
-        tokenizer = prepare_corpus(task_of(small_config(data=data, **groups)), tmp_path / name).tokenizers.source
+        tokenizer = prepare_corpus(
+            task_of(small_config(data=data, **groups)), tmp_path / name
+        ).tokenizers.source
         return set(tokenizer.pieces(range(tokenizer.vocab_size)))
 
     plain, filtered = pieces("plain"), pieces("filtered", filters=dict(duplicates=True))

@@ -10,9 +10,19 @@ from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair, load_tokenizer
 
-WORDS = [a + b + c for a in ("str", "kl", "b", "m") for b in ("ea", "o", "ie") for c in ("ts", "nd", "ck", "ling")]
-TEXT = [f"the {WORDS[i % 48]} of {WORDS[i * 7 % 48]}ing was {WORDS[i * 5 % 48]}s, {i % 9} times" for i in range(300)]
-SETTINGS = dict(vocab_size=320, character_coverage=1.0, byte_fallback=True, normalization="identity")
+WORDS = [
+    a + b + c
+    for a in ("str", "kl", "b", "m")
+    for b in ("ea", "o", "ie")
+    for c in ("ts", "nd", "ck", "ling")
+]
+TEXT = [
+    f"the {WORDS[i % 48]} of {WORDS[i * 7 % 48]}ing was {WORDS[i * 5 % 48]}s, {i % 9} times"
+    for i in range(300)
+]
+SETTINGS = dict(
+    vocab_size=320, character_coverage=1.0, byte_fallback=True, normalization="identity"
+)
 
 
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
@@ -50,16 +60,26 @@ def test_pieces_concatenate_to_the_text(tokenizer):
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_training_is_deterministic_and_depends_on_text_and_settings(kind):
     first = SentencePieceTokenizer.train(TEXT, Data(tokenizer=kind, **SETTINGS))
-    assert SentencePieceTokenizer.train(iter(TEXT), Data(tokenizer=kind, **SETTINGS)).digest == first.digest
-    assert SentencePieceTokenizer.train([*TEXT, "zebra zoo"], Data(tokenizer=kind, **SETTINGS)).digest != first.digest
     assert (
-        SentencePieceTokenizer.train(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 310})).digest
+        SentencePieceTokenizer.train(iter(TEXT), Data(tokenizer=kind, **SETTINGS)).digest
+        == first.digest
+    )
+    assert (
+        SentencePieceTokenizer.train([*TEXT, "zebra zoo"], Data(tokenizer=kind, **SETTINGS)).digest
+        != first.digest
+    )
+    assert (
+        SentencePieceTokenizer.train(
+            TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 310})
+        ).digest
         != first.digest
     )
 
 
 def test_normalization_and_byte_fallback_have_an_effect():
-    nfkc = SentencePieceTokenizer.train(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "normalization": "nmt_nfkc"}))
+    nfkc = SentencePieceTokenizer.train(
+        TEXT, Data(tokenizer="bpe", **{**SETTINGS, "normalization": "nmt_nfkc"})
+    )
     assert nfkc.decode(nfkc.encode("  ＡＢＣ   ½")) == "ABC 1⁄2"
     plain = SentencePieceTokenizer.train(
         TEXT, Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 60, "byte_fallback": False})
@@ -71,7 +91,10 @@ def test_long_sentence_is_not_skipped():
     tokenizer = SentencePieceTokenizer.train(
         ["x" * 50_000 + "y"], Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 264})
     )
-    assert "y" in "".join(tokenizer.pieces(tokenizer.encode("y"))) and len(tokenizer.encode("x" * 50_000)) < 50_000
+    assert (
+        "y" in "".join(tokenizer.pieces(tokenizer.encode("y")))
+        and len(tokenizer.encode("x" * 50_000)) < 50_000
+    )
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -79,7 +102,9 @@ def test_impossible_vocabulary_sizes_are_rejected(kind):
     """And the last number of the message is a size that is possible."""
     for size in (5000, 100):
         with refused("data.vocab_size", str(size)) as caught:
-            SentencePieceTokenizer.train(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": size}))
+            SentencePieceTokenizer.train(
+                TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": size})
+            )
         possible = int(re.findall(r"\d+", str(caught.value))[-1])
         settings = Data(tokenizer=kind, **{**SETTINGS, "vocab_size": possible})
         assert SentencePieceTokenizer.train(TEXT, settings).vocab_size == possible
@@ -93,7 +118,10 @@ def test_empty_training_text_is_rejected():
 def test_tokenizer_survives_pickling_and_saving(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "new" / "t.model")
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["t.model"]
-    for copy in (pickle.loads(pickle.dumps(tokenizer)), load_tokenizer(tmp_path / "new" / "t.model")):
+    for copy in (
+        pickle.loads(pickle.dumps(tokenizer)),
+        load_tokenizer(tmp_path / "new" / "t.model"),
+    ):
         assert copy.digest == tokenizer.digest and copy.encode(TEXT[1]) == tokenizer.encode(TEXT[1])
     # SentencePiece itself reads the model, with the same ids.
     plain = SentencePieceProcessor(model_file=str(tmp_path / "new" / "t.model"))
@@ -104,7 +132,12 @@ def test_tokenizer_survives_pickling_and_saving(tokenizer, tmp_path):
 def test_model_with_other_special_ids_is_renumbered(tmp_path, ids):
     model = io.BytesIO()
     SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT), model_writer=model, vocab_size=60, model_type="bpe", minloglevel=2, **ids
+        sentence_iterator=iter(TEXT),
+        model_writer=model,
+        vocab_size=60,
+        model_type="bpe",
+        minloglevel=2,
+        **ids,
     )
     (tmp_path / "other.model").write_bytes(model.getvalue())
     tokenizer = load_tokenizer(tmp_path / "other.model")
@@ -115,7 +148,11 @@ def test_model_with_other_special_ids_is_renumbered(tmp_path, ids):
     assert tokenizer.decode([*ours, EOS]) == TEXT[2]
     assert tokenizer.encode("ß")[-1] == UNK
     every = tokenizer.pieces(range(tokenizer.vocab_size))
-    assert every[:3] == ["<pad>", "</s>", "<unk>"] and len(set(every)) == len(every) and "<s>" not in every
+    assert (
+        every[:3] == ["<pad>", "</s>", "<unk>"]
+        and len(set(every)) == len(every)
+        and "<s>" not in every
+    )
 
 
 def test_invalid_tokenizer_files_are_rejected(tmp_path):
@@ -131,12 +168,17 @@ def test_invalid_tokenizer_files_are_rejected(tmp_path):
 
 def test_pairs_joint_and_separate(tmp_path):
     first = SentencePieceTokenizer.train(TEXT, Data(tokenizer="bpe", **SETTINGS))
-    second = SentencePieceTokenizer.train(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 310}))
+    second = SentencePieceTokenizer.train(
+        TEXT, Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 310})
+    )
     joint, separate = TokenizerPair(first, first), TokenizerPair(first, second)
     assert joint.joint and not separate.joint
     assert len({joint.digest, separate.digest, TokenizerPair(second, first).digest}) == 3
 
-    for pair, names in [(joint, ["tokenizer.model"]), (separate, ["source.model", "target.model"])] * 2:
+    for pair, names in [
+        (joint, ["tokenizer.model"]),
+        (separate, ["source.model", "target.model"]),
+    ] * 2:
         pair.save(tmp_path / "pair")
         assert sorted(p.name for p in (tmp_path / "pair").iterdir()) == names
         loaded = TokenizerPair.load(tmp_path / "pair")

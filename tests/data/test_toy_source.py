@@ -12,7 +12,10 @@ from helpers.refusals import refused
 from t2t_flax.data.sources import open_source, toy
 
 ROOT = Path(__file__).parents[2]
-NEWCOMER = [line.split("\t") for line in Path(__file__).with_name("newcomer_sentences.tsv").read_text().splitlines()]
+NEWCOMER = [
+    line.split("\t")
+    for line in Path(__file__).with_name("newcomer_sentences.tsv").read_text().splitlines()
+]
 SHA256 = {
     "train": "dddc242426f52dc5ee0e9bfa5e80147061d94283ed8be73f4ea4a8cb78b666c9",
     "valid": "1b7b6c34e86010753a8792dbe147c17f322c685d47e46cfbc32c6e3ddae513de",
@@ -44,9 +47,13 @@ def test_count_selects_the_first_pairs():
 
 
 def test_files_are_part_of_the_package():
-    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]
     (pattern,) = data["t2t_flax.data.sources"]
-    assert {toy.path_of(split) for split in toy.COUNTS} == set(Path(toy.__file__).parent.glob(pattern))
+    assert {toy.path_of(split) for split in toy.COUNTS} == set(
+        Path(toy.__file__).parent.glob(pattern)
+    )
 
 
 def test_corpus_is_read_without_the_generators_libraries():
@@ -54,7 +61,12 @@ def test_corpus_is_read_without_the_generators_libraries():
         "import sys; from t2t_flax.data.sources import toy; next(toy.pairs('test')); "
         "print(sorted({'babel', 'num2words', 'jax'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def test_both_directions():
@@ -74,7 +86,10 @@ def test_fingerprint_identifies_the_pairs():
 
 
 def test_fingerprint_is_that_of_the_published_numbers():
-    assert open_toy("toy:train").fingerprint() == "4d9740fdb4ae2001a0fba732cc36e417e7bc21ae480fc682595b02032de2a8a1"
+    assert (
+        open_toy("toy:train").fingerprint()
+        == "4d9740fdb4ae2001a0fba732cc36e417e7bc21ae480fc682595b02032de2a8a1"
+    )
 
 
 def test_newcomer_references_agree_with_the_corpus(training):

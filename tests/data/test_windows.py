@@ -14,7 +14,10 @@ from t2t_flax.data.batching.windows import pairs_of_epoch
 
 
 def test_each_epoch_and_seed_has_another_order():
-    orders = [pairs_of_epoch(50, seed, number, 0, 50).tolist() for seed, number in ((0, 0), (0, 1), (1, 0))]
+    orders = [
+        pairs_of_epoch(50, seed, number, 0, 50).tolist()
+        for seed, number in ((0, 0), (0, 1), (1, 0))
+    ]
     assert all(sorted(one) == list(range(50)) for one in orders)
     assert len(set(map(tuple, orders))) == 3
     assert [int(pairs_of_epoch(50, 0, 0, at, at + 1)[0]) for at in range(50)] == orders[0]
@@ -30,7 +33,11 @@ def test_each_epoch_of_a_corpus_is_a_whole_number_of_windows(pairs, epochs):
         assert count == 1 or 60 < pairs / count < 170
         for epoch in range(epochs):
             samples = [windows.samples(epoch * count + i) for i in range(count)]
-            np.testing.assert_array_equal(np.sort(np.concatenate([each.pairs for each in samples])), np.arange(pairs))
-            assert all((np.diff(each.pairs) > 0).all() for each in samples), "the store is read in its order"
+            np.testing.assert_array_equal(
+                np.sort(np.concatenate([each.pairs for each in samples])), np.arange(pairs)
+            )
+            assert all((np.diff(each.pairs) > 0).all() for each in samples), (
+                "the store is read in its order"
+            )
             assert {int(each) for of_window in samples for each in of_window.epochs} == {epoch}
             assert {windows.epoch(epoch * count + i) for i in range(count)} == {epoch}

@@ -54,17 +54,30 @@ def test_long_sources_and_wide_beams_get_fewer_rows():
     assert set(shapes(longest, Decode(strategy="greedy"))) == {(8, 1024)}
     assert set(shapes([5] * 100, Decode(beam_size=128))) == {(8, 32)}
     for length in range(1, 3000, 97):
-        for config in (Decode(), Decode(beam_size=16, batch_size=256), Decode(strategy="sample", n_best=64)):
+        for config in (
+            Decode(),
+            Decode(beam_size=16, batch_size=256),
+            Decode(strategy="sample", n_best=64),
+        ):
             for rows, padded_length in shapes([length] * 300, config):
                 width = {"beam": config.beam_size, "sample": config.n_best}[config.strategy]
-                assert rows * padded_length * width <= max(config.batch_size * 1024, padded_length * width)
+                assert rows * padded_length * width <= max(
+                    config.batch_size * 1024, padded_length * width
+                )
 
 
 def test_only_large_sets_use_every_source_length():
     rng = np.random.default_rng(0)
-    assert {shape[1] for shape in shapes(rng.integers(1, 1025, 200).tolist())} == {32, 128, 512, 1024}
+    assert {shape[1] for shape in shapes(rng.integers(1, 1025, 200).tolist())} == {
+        32,
+        128,
+        512,
+        1024,
+    }
     assert {shape[1] for shape in shapes(rng.integers(1, 65, 200).tolist())} == {32, 128}
-    assert {shape[1] for shape in shapes(rng.integers(1, 1025, 50_000).tolist())} == set(SOURCE_LENGTHS)
+    assert {shape[1] for shape in shapes(rng.integers(1, 1025, 50_000).tolist())} == set(
+        SOURCE_LENGTHS
+    )
 
 
 def test_mixed_set_has_one_shape_for_each_length():

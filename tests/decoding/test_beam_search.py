@@ -23,17 +23,23 @@ def search(seeds, options, caps, *, prefix=None, lengths=(12, 16), params=PARAMS
 
 
 def hypotheses(result, b: int) -> list[tuple[int, ...]]:
-    return [tuple(ids[:n].tolist()) for ids, n in zip(result.tokens[b], result.lengths[b], strict=True)]
+    return [
+        tuple(ids[:n].tolist()) for ids, n in zip(result.tokens[b], result.lengths[b], strict=True)
+    ]
 
 
-def reference_search(seed: int, beam_size: int, alpha: float, cap: int, prefix=(), params=PARAMS, model=MODEL):
+def reference_search(
+    seed: int, beam_size: int, alpha: float, cap: int, prefix=(), params=PARAMS, model=MODEL
+):
     """[(score, tokens, finished)]: the finished hypotheses, best first, then those alive at the cap."""
     alive, finished = [(0.0, ())], []
     for step in range(cap):
         forced = prefix[step] if step < len(prefix) else 0
         allowed = [forced] if forced else range(1, model.vocab)
         candidates = [
-            (score + model.log_probs(seed, tokens, params)[v], (*tokens, v)) for score, tokens in alive for v in allowed
+            (score + model.log_probs(seed, tokens, params)[v], (*tokens, v))
+            for score, tokens in alive
+            for v in allowed
         ]
         candidates = sorted(candidates, key=lambda c: -c[0])[: 2 * beam_size]
         finished += [(p / penalty(step + 1, alpha), t) for p, t in candidates if t[-1] == EOS]
@@ -49,10 +55,16 @@ def penalty(length: int, alpha: float) -> float:
 
 def assert_equals_reference(result, seeds, options, caps, **search_args):
     for b, (seed, cap) in enumerate(zip(seeds, caps, strict=True)):
-        expected = reference_search(seed, options.beam_size, options.alpha, cap, **search_args)[: options.n_best]
+        expected = reference_search(seed, options.beam_size, options.alpha, cap, **search_args)[
+            : options.n_best
+        ]
         assert hypotheses(result, b)[: len(expected)] == [tokens for _, tokens, _ in expected]
-        assert result.finished[b].tolist()[: len(expected)] == [finished for _, _, finished in expected]
-        np.testing.assert_allclose(result.scores[b, : len(expected)], [score for score, *_ in expected], rtol=1e-5)
+        assert result.finished[b].tolist()[: len(expected)] == [
+            finished for _, _, finished in expected
+        ]
+        np.testing.assert_allclose(
+            result.scores[b, : len(expected)], [score for score, *_ in expected], rtol=1e-5
+        )
         assert (result.scores[b, len(expected) :] == -np.inf).all()
         assert (result.lengths[b, len(expected) :] == 0).all()
 
@@ -62,15 +74,21 @@ def test_wide_beam_equals_exhaustive_enumeration():
     result = search(seeds, BeamSearch(81, alpha, 60), [cap] * 3, lengths=(4,))
     for b, seed in enumerate(seeds):
         bodies = [body for n in range(cap) for body in itertools.product((2, 3, 4), repeat=n)]
-        ended = sorted((-MODEL.score(seed, (*t, EOS)) / penalty(len(t) + 1, alpha), (*t, EOS)) for t in bodies)
+        ended = sorted(
+            (-MODEL.score(seed, (*t, EOS)) / penalty(len(t) + 1, alpha), (*t, EOS)) for t in bodies
+        )
         cut = sorted((-MODEL.score(seed, t), t) for t in itertools.product((2, 3, 4), repeat=cap))
         expected = [t for _, t in ended] + [t for _, t in cut]
         assert len(ended) == 40
         assert hypotheses(result, b) == expected[:60]
         assert result.finished[b].tolist() == [True] * 40 + [False] * 20
-        np.testing.assert_allclose(result.log_probs[b], [MODEL.score(seed, t) for t in expected[:60]], rtol=1e-5)
+        np.testing.assert_allclose(
+            result.log_probs[b], [MODEL.score(seed, t) for t in expected[:60]], rtol=1e-5
+        )
         lengths = result.lengths[b]
-        np.testing.assert_allclose(result.scores[b], result.log_probs[b] / penalty(lengths, alpha), rtol=1e-6)
+        np.testing.assert_allclose(
+            result.scores[b], result.log_probs[b] / penalty(lengths, alpha), rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("alpha, n_best", [(-1.0, 1), (0.0, 3), (0.6, 1), (0.6, 3), (3.0, 3)])
@@ -123,9 +141,13 @@ def test_n_best_lists_are_sorted_and_unique():
     for b in range(40):
         finished = result.finished[b]
         assert len(set(hypotheses(result, b))) == 6
-        assert (np.diff(result.scores[b][finished]) <= 0).all() and (np.diff(result.scores[b][~finished]) <= 0).all()
+        assert (np.diff(result.scores[b][finished]) <= 0).all() and (
+            np.diff(result.scores[b][~finished]) <= 0
+        ).all()
         assert (np.diff(finished.astype(int)) <= 0).all()
-        for tokens, is_finished, log_prob in zip(hypotheses(result, b), finished, result.log_probs[b], strict=True):
+        for tokens, is_finished, log_prob in zip(
+            hypotheses(result, b), finished, result.log_probs[b], strict=True
+        ):
             assert (tokens[-1] == EOS) == is_finished and EOS not in tokens[:-1] and 0 not in tokens
             np.testing.assert_allclose(log_prob, MODEL.score(b, tokens), rtol=1e-5)
     beyond = np.arange(result.tokens.shape[2]) >= result.lengths[..., None]
@@ -142,8 +164,14 @@ def test_forced_prefix_starts_hypotheses_and_is_scored():
         one = [seeds[b]], options, [caps[b]]
         row = jax.tree.map(lambda x, b=b: x[b : b + 1], result)
         assert_equals_reference(row, *one, prefix=prefix)
-        assert all(tokens[: len(prefix)] == prefix[: len(tokens)] for tokens in hypotheses(result, b) if tokens)
-        np.testing.assert_allclose(result.log_probs[b, 0], MODEL.score(seeds[b], hypotheses(result, b)[0]), rtol=1e-5)
+        assert all(
+            tokens[: len(prefix)] == prefix[: len(tokens)]
+            for tokens in hypotheses(result, b)
+            if tokens
+        )
+        np.testing.assert_allclose(
+            result.log_probs[b, 0], MODEL.score(seeds[b], hypotheses(result, b)[0]), rtol=1e-5
+        )
     assert hypotheses(result, 4) == [(2, EOS), ()]  # no second hypothesis exists
     assert hypotheses(result, 5) == [(2, 3), ()] and not result.finished[5].any()
 
@@ -171,7 +199,9 @@ def test_ties_go_to_lower_beam_and_lower_token_id():
     result = search([0], BeamSearch(2, 0.0, 2), [3], model=flat)
     # Without a penalty shorter hypotheses are always likelier; ties go to the lower id.
     assert hypotheses(result, 0) == [(EOS,), (2, EOS)]
-    result = search([0], BeamSearch(1, 0.0, 1), [3], model=flat, params=PARAMS | {"eos": np.float32(-50.0)})
+    result = search(
+        [0], BeamSearch(1, 0.0, 1), [3], model=flat, params=PARAMS | {"eos": np.float32(-50.0)}
+    )
     assert hypotheses(result, 0) == [(2, 2, 2)]
 
 
@@ -186,7 +216,9 @@ def test_stages_change_only_the_buffer_length():
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(staged), strict=True):
         np.testing.assert_array_equal(a, b)
     past_the_list = search(np.arange(8), options, caps, lengths=(2, 3))
-    assert [hypotheses(past_the_list, b) for b in range(8)] == [hypotheses(one, b) for b in range(8)]
+    assert [hypotheses(past_the_list, b) for b in range(8)] == [
+        hypotheses(one, b) for b in range(8)
+    ]
 
 
 def test_stage_lengths_and_cache_growth():
@@ -204,13 +236,25 @@ def test_equal_shapes_compile_once():
             return super().__call__(*args)
 
     model, options = CountingModel(), BeamSearch(2, 0.6, 1)
-    first = run_search(model, PARAMS, model.start([1, 2], 2, 4), options, sentences([4, 3]), lengths=(4,))
+    first = run_search(
+        model, PARAMS, model.start([1, 2], 2, 4), options, sentences([4, 3]), lengths=(4,)
+    )
     count = len(traces)
     again = run_search(
-        CountingModel(), PARAMS, model.start([1, 2], 2, 4), BeamSearch(2, 0.6, 1), sentences([4, 3]), lengths=(4,)
+        CountingModel(),
+        PARAMS,
+        model.start([1, 2], 2, 4),
+        BeamSearch(2, 0.6, 1),
+        sentences([4, 3]),
+        lengths=(4,),
     )
     run_search(
-        model, PARAMS | {"scale": np.float32(3)}, model.start([3, 4], 2, 4), options, sentences([2, 4]), lengths=(4,)
+        model,
+        PARAMS | {"scale": np.float32(3)},
+        model.start([3, 4], 2, 4),
+        options,
+        sentences([2, 4]),
+        lengths=(4,),
     )
     assert count > 0 and len(traces) == count
     np.testing.assert_array_equal(first.tokens, again.tokens)

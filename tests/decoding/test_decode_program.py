@@ -33,7 +33,10 @@ def body() -> str:
 def instructions(body: str) -> list[tuple[str, list[int], list[str]]]:
     """(kind, shape of the result, operands) of each instruction with one float32 result."""
     found = re.findall(r"= f32\[([\d,]*)\]\S* ([\w-]+)\(([^)]*)\)", body)
-    return [(kind, [int(n) for n in shape.split(",") if n], operands.split(", ")) for shape, kind, operands in found]
+    return [
+        (kind, [int(n) for n in shape.split(",") if n], operands.split(", "))
+        for shape, kind, operands in found
+    ]
 
 
 @pytest.mark.parametrize("shape", [KEYS, VALUES], ids=["keys", "values"])
@@ -49,7 +52,9 @@ def test_products_read_the_cache_as_it_is_stored(body):
     cross = [[ROWS, HEADS, WIDTH, SOURCE], [ROWS, HEADS, SOURCE, WIDTH]]
     moved = [kind for kind, result, _ in instructions(body) if np.prod(result) == np.prod(cross[0])]
     assert not {"copy", "gather", "transpose"} & set(moved)
-    products = [result for kind, result, _ in instructions(body) if kind == "dot" and len(result) == 4]
+    products = [
+        result for kind, result, _ in instructions(body) if kind == "dot" and len(result) == 4
+    ]
     for keys in (LENGTH * BEAMS, SOURCE):
         assert products.count([ROWS, HEADS, BEAMS, keys]) == 2  # scores
     assert products.count([ROWS, HEADS, BEAMS, WIDTH]) == 4  # weighted values

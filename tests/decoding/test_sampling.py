@@ -17,7 +17,9 @@ def draw(seeds, options, caps, *, ids=None, seed=0, prefix=None, lengths=(16,), 
     cache = MODEL.start(seeds, options.num_samples, lengths[0])
     ids = np.arange(len(seeds)) if ids is None else ids
     keys = random_keys(seed, ids, options.num_samples)
-    result = run_search(MODEL, params, cache, options, sentences(caps, prefix, keys), lengths=lengths)
+    result = run_search(
+        MODEL, params, cache, options, sentences(caps, prefix, keys), lengths=lengths
+    )
     return jax.tree.map(np.asarray, result)
 
 
@@ -41,7 +43,10 @@ def distribution(seed: int, prefix=(), temperature: float = 1.0) -> np.ndarray:
 
 
 def chi_square(tokens: np.ndarray, expected: np.ndarray) -> float:
-    counts, expected_counts = np.bincount(tokens.ravel(), minlength=len(expected)), expected * tokens.size
+    counts, expected_counts = (
+        np.bincount(tokens.ravel(), minlength=len(expected)),
+        expected * tokens.size,
+    )
     possible = expected > 0
     assert counts[~possible].sum() == 0
     return float(((counts - expected_counts)[possible] ** 2 / expected_counts[possible]).sum())
@@ -71,7 +76,9 @@ def test_token_frequencies_follow_the_softmax(temperature):
         assert second.size > 100
         assert chi_square(second, distribution(5, (token,), temperature)) < 20.5
     # Reported log-probabilities are at temperature 1.
-    np.testing.assert_allclose(result.log_probs[3, 4], MODEL.score(5, sequence(result, 3, 4)), rtol=1e-5)
+    np.testing.assert_allclose(
+        result.log_probs[3, 4], MODEL.score(5, sequence(result, 3, 4)), rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +118,9 @@ def test_tokens_below_epsilon_are_never_drawn(epsilon, temperature):
     assert set(np.unique(result.tokens[:, :, 0])) == set(np.flatnonzero(expected))
     assert chi_square(result.tokens[:, :, 0], expected) < 20.5
     # Reported log-probabilities are those of all tokens.
-    np.testing.assert_allclose(result.log_probs[3, 4], MODEL.score(8, sequence(result, 3, 4)), rtol=1e-5)
+    np.testing.assert_allclose(
+        result.log_probs[3, 4], MODEL.score(8, sequence(result, 3, 4)), rtol=1e-5
+    )
 
 
 def test_epsilon_that_excludes_nothing_changes_no_sample():
@@ -127,20 +136,29 @@ def test_epsilon_that_excludes_nothing_changes_no_sample():
 
 def test_sample_depends_only_on_seed_sentence_and_index():
     options = Sampling(num_samples=3)
-    seeds, ids, caps = np.arange(6), np.array([10, 11, 12, 13, 14, 15]), np.array([9, 3, 12, 1, 7, 5])
+    seeds, ids, caps = (
+        np.arange(6),
+        np.array([10, 11, 12, 13, 14, 15]),
+        np.array([9, 3, 12, 1, 7, 5]),
+    )
     batch = draw(seeds, options, caps, ids=ids, seed=2)
     order = np.array([4, 2, 0, 5, 1, 3])
     permuted = draw(seeds[order], options, caps[order], ids=ids[order], seed=2)
     for i, b in enumerate(order):
         alone = draw(seeds[b : b + 1], options, caps[b : b + 1], ids=ids[b : b + 1], seed=2)
-        fewer = draw(seeds[b : b + 1], Sampling(num_samples=1), caps[b : b + 1], ids=ids[b : b + 1], seed=2)
+        fewer = draw(
+            seeds[b : b + 1], Sampling(num_samples=1), caps[b : b + 1], ids=ids[b : b + 1], seed=2
+        )
         for n in range(3):
             assert sequence(batch, b, n) == sequence(permuted, i, n) == sequence(alone, 0, n)
         assert sequence(batch, b) == sequence(fewer, 0)
     # Other ids, indices and seeds draw other noise for the same model state.
     same = draw(np.zeros(40, int), Sampling(num_samples=2), np.full(40, 6))
     assert len({sequence(same, b, n) for b in range(40) for n in range(2)}) > 30
-    wide = [draw(np.zeros(40, int), Sampling(), np.full(40, 6), seed=seed).tokens.tobytes() for seed in (0, 2**32, -1)]
+    wide = [
+        draw(np.zeros(40, int), Sampling(), np.full(40, 6), seed=seed).tokens.tobytes()
+        for seed in (0, 2**32, -1)
+    ]
     assert len(set(wide)) == 3
 
 
@@ -159,7 +177,11 @@ def test_caps_finished_flags_and_forced_prefixes():
         for n in range(4):
             tokens = sequence(sampled, b, n)
             assert tokens[: len(prefix)] == prefix[: len(tokens)] and len(tokens) <= caps[b]
-            assert sampled.finished[b, n] == (tokens[-1] == EOS) and EOS not in tokens[:-1] and 0 not in tokens
+            assert (
+                sampled.finished[b, n] == (tokens[-1] == EOS)
+                and EOS not in tokens[:-1]
+                and 0 not in tokens
+            )
 
 
 def test_stages_do_not_change_samples():
@@ -175,7 +197,9 @@ def test_stages_do_not_change_samples():
 def test_nucleus_is_the_smallest_set_with_the_probability(top_p):
     rng = np.random.default_rng(1)
     smooth = rng.normal(0, 3, (6, 1000))
-    tied = np.round(rng.normal(0, 1, (6, 1000)) * 2) / 2  # 0.5 apart: ties of up to a fifth of the vocabulary
+    tied = (
+        np.round(rng.normal(0, 1, (6, 1000)) * 2) / 2
+    )  # 0.5 apart: ties of up to a fifth of the vocabulary
     weights = np.exp(-np.sort(-np.concatenate([smooth, tied, np.zeros((1, 1000))])))
     weights[:, 950:] = 0
     sizes = np.asarray(nucleus_size(jnp.cumsum(weights.astype(np.float32), -1), top_p))

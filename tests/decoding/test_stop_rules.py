@@ -15,7 +15,11 @@ from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
 from t2t_flax.decoding.search_loop import run_search
 
 EOS, MODEL = 1, TableModel()
-DIVISORS = {"gnmt": lambda n, a: ((5 + n) / 6) ** a, "power": lambda n, a: n**a, "none": lambda n, a: 1.0}
+DIVISORS = {
+    "gnmt": lambda n, a: ((5 + n) / 6) ** a,
+    "power": lambda n, a: n**a,
+    "none": lambda n, a: 1.0,
+}
 
 
 def reference_search(seed, options, cap, params):
@@ -25,7 +29,9 @@ def reference_search(seed, options, cap, params):
     divisor = lambda n: DIVISORS[options.length_penalty](n, options.alpha)  # noqa: E731
     for step in range(1, cap + 1):
         candidates = [
-            (p + MODEL.log_probs(seed, t, params)[v], (*t, v)) for p, t in alive for v in range(1, MODEL.vocab)
+            (p + MODEL.log_probs(seed, t, params)[v], (*t, v))
+            for p, t in alive
+            for v in range(1, MODEL.vocab)
         ]
         candidates = sorted(candidates, key=lambda c: -c[0])[: 2 * beam]
         finished += [(p / divisor(step), t) for p, t in candidates[:beam] if t[-1] == EOS]
@@ -52,14 +58,18 @@ def test_stopping_rules_equal_the_numpy_search(kind, stop, alpha):
     seeds, cap, params = np.arange(60) + 7, 9, PARAMS | {"eos": np.float32(1.0)}
     options = BeamSearch(3, alpha, 1, kind, stop)
     cache = MODEL.start(seeds, 3, 12)
-    result = jax.tree.map(np.asarray, run_search(MODEL, params, cache, options, sentences([cap] * 60), lengths=(12,)))
+    result = jax.tree.map(
+        np.asarray, run_search(MODEL, params, cache, options, sentences([cap] * 60), lengths=(12,))
+    )
     outputs = [tuple(result.tokens[b, 0, : result.lengths[b, 0]].tolist()) for b in range(60)]
     assert outputs == [reference_search(int(seed), options, cap, params) for seed in seeds]
 
 
 def test_length_penalties_equal_their_formulas():
     lengths = np.array([1, 10, 25])
-    np.testing.assert_allclose(length_penalty(lengths, 0.6, "gnmt"), [1.0, 1.732862, 2.626528], rtol=1e-6)
+    np.testing.assert_allclose(
+        length_penalty(lengths, 0.6, "gnmt"), [1.0, 1.732862, 2.626528], rtol=1e-6
+    )
     np.testing.assert_allclose(length_penalty(lengths, 0.6, "power"), lengths**0.6)
     np.testing.assert_allclose(length_penalty(lengths, 0.6, "none"), 1.0)
     assert (Decode().length_penalty, Decode().early_stopping) == ("gnmt", "exact")
@@ -82,10 +92,20 @@ def test_penalty_and_stopping_keys_reach_the_search(monkeypatch):
         raise Searched(options)
 
     monkeypatch.setattr(translator_module, "run_search", search)
-    config = Decode(length_penalty="power", early_stopping="beam_full", alpha=1.0, batch_size=1, max_length_offset=2)
+    config = Decode(
+        length_penalty="power",
+        early_stopping="beam_full",
+        alpha=1.0,
+        batch_size=1,
+        max_length_offset=2,
+    )
     pair = TokenizerPair(tokenizer, tokenizer)
     translator = translator_module.Translator(model, pair, devices_mesh(), Config(decode=config))
     with pytest.raises(Searched) as raised:
         translator.translate(state.params, ["x"])
     (options,) = raised.value.args
-    assert (options.length_penalty, options.early_stopping, options.alpha) == ("power", "beam_full", 1.0)
+    assert (options.length_penalty, options.early_stopping, options.alpha) == (
+        "power",
+        "beam_full",
+        1.0,
+    )

@@ -33,7 +33,9 @@ def test_equals_stable_sort_and_lax_top_k(values, size, k):
         "distinct": rng.permutation(3 * size * 2).reshape(3, 2, size),
         "ties": rng.integers(0, 4, (3, 2, size)),
         "constant": np.zeros((3, 2, size)),
-        "padded": np.where(rng.random((3, 2, size)) < 0.97, -np.inf, rng.integers(0, 3, (3, 2, size))),
+        "padded": np.where(
+            rng.random((3, 2, size)) < 0.97, -np.inf, rng.integers(0, 3, (3, 2, size))
+        ),
     }[values].astype(np.float32)
     expected, order = brute_force(x, k)
     values_out, index = jax.jit(top_k, static_argnums=1)(x, k)
@@ -46,7 +48,10 @@ def test_equals_stable_sort_and_lax_top_k(values, size, k):
 def test_log_sum_exp_equals_its_definition(size):
     """Also where exp of the values overflows, and beside rows that pad the vocabulary."""
     rng = np.random.default_rng(size)
-    x = rng.normal(size=(3, 2, size)) * np.array([1.0, 30.0])[:, None] + np.array([0.0, 300.0, -300.0])[:, None, None]
+    x = (
+        rng.normal(size=(3, 2, size)) * np.array([1.0, 30.0])[:, None]
+        + np.array([0.0, 300.0, -300.0])[:, None, None]
+    )
     x = np.where((np.arange(size) > 0.9 * size) & (size > 1), -1e9, x).astype(np.float32)
     exact = x.astype(np.float64)
     largest = exact.max(-1, keepdims=True)

@@ -25,7 +25,8 @@ def small_model():
     """A model with sharpened random weights: outputs terminate and differ between sentences."""
     pairs = list(toy.pairs("train", 300))
     tokenizer = SentencePieceTokenizer.train(
-        [s for pair in pairs for s in pair], Data(tokenizer="bpe", vocab_size=300, byte_fallback=False)
+        [s for pair in pairs for s in pair],
+        Data(tokenizer="bpe", vocab_size=300, byte_fallback=False),
     )
     model, _, state, _ = model_and_state(small_config(model=SMALL), vocab=300)
     params = jax.tree.map(lambda x: x * 1.7 if x.ndim > 1 else x, state.params)
@@ -39,9 +40,13 @@ def small_model():
     return model, params, TokenizerPair(tokenizer, tokenizer), lines
 
 
-def translate(small_model, lines=None, mesh=None, params=None, prefixes=None, first_line=0, **decode):
+def translate(
+    small_model, lines=None, mesh=None, params=None, prefixes=None, first_line=0, **decode
+):
     model, own, tokenizers, all_lines = small_model
-    config = dataclasses.replace(Decode(batch_size=8, max_length_ratio=0.5, max_length_offset=6), **decode)
+    config = dataclasses.replace(
+        Decode(batch_size=8, max_length_ratio=0.5, max_length_offset=6), **decode
+    )
     translator = Translator(model, tokenizers, mesh or devices_mesh(), Config(decode=config))
     lines = all_lines if lines is None else lines
     return translator.translate(params or own, lines, prefixes=prefixes, first_line=first_line)
@@ -49,7 +54,9 @@ def translate(small_model, lines=None, mesh=None, params=None, prefixes=None, fi
 
 def assert_same(a, b):
     assert [h.tokens for h in a.hypotheses] == [h.tokens for h in b.hypotheses]
-    np.testing.assert_allclose([h.score for h in a.hypotheses], [h.score for h in b.hypotheses], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        [h.score for h in a.hypotheses], [h.score for h in b.hypotheses], rtol=1e-5, atol=1e-5
+    )
     assert [h.text for h in a.hypotheses] == [h.text for h in b.hypotheses]
 
 
@@ -63,7 +70,9 @@ def test_translation_is_independent_of_batch_and_order(small_model, strategy):
     for position, i in enumerate(order):
         assert_same(shuffled[position], together[i])
     for i in (0, 7, 19):
-        assert_same(translate(small_model, [lines[i]], strategy=strategy, batch_size=1)[0], together[i])
+        assert_same(
+            translate(small_model, [lines[i]], strategy=strategy, batch_size=1)[0], together[i]
+        )
     long = translate(small_model, [lines[3], " ".join(lines[:6])], strategy=strategy)
     assert_same(long[0], together[3])
 
@@ -74,8 +83,13 @@ def test_batches_decoded_at_once_give_the_same_translations_bit_for_bit(small_mo
     config = Decode(batch_size=2, max_length_ratio=0.5, max_length_offset=6, strategy=strategy)
 
     def translations(at_once):
-        translator, done = Translator(model, tokenizers, devices_mesh(1), Config(decode=config), at_once=at_once), []
-        return translator.translate(params, lines, progress=lambda *counts: done.append(counts)), done
+        translator, done = (
+            Translator(model, tokenizers, devices_mesh(1), Config(decode=config), at_once=at_once),
+            [],
+        )
+        return translator.translate(
+            params, lines, progress=lambda *counts: done.append(counts)
+        ), done
 
     alone, several = translations(1), translations(4)
     assert several == alone and len(alone[1]) > 4
@@ -83,7 +97,9 @@ def test_batches_decoded_at_once_give_the_same_translations_bit_for_bit(small_mo
 
 def test_an_error_in_one_of_several_batches_is_raised(small_model, monkeypatch):
     model, params, tokenizers, lines = small_model
-    translator = Translator(model, tokenizers, devices_mesh(1), Config(decode=Decode(batch_size=2)), at_once=3)
+    translator = Translator(
+        model, tokenizers, devices_mesh(1), Config(decode=Decode(batch_size=2)), at_once=3
+    )
 
     decode, calls = translator._decode, itertools.count()
 
@@ -129,7 +145,9 @@ def test_position_table_may_be_shorter_than_the_padded_source(small_model):
 def test_samples_depend_on_the_line_number_only(small_model):
     lines = small_model[3]
     together = translate(small_model, strategy="sample", n_best=2)
-    other = translate(small_model, [*lines[:4], "", *lines[5:]], strategy="sample", n_best=2, batch_size=4)
+    other = translate(
+        small_model, [*lines[:4], "", *lines[5:]], strategy="sample", n_best=2, batch_size=4
+    )
     for i in (0, 1, 2, 3, 5, 19):
         assert_same(together[i], other[i])
     rest = translate(small_model, lines[4:], strategy="sample", n_best=2, first_line=4)
@@ -164,14 +182,21 @@ def test_empty_lines_return_their_prefix_n_best_times(small_model, search):
     for translation, prefix in zip(out, prefixes, strict=True):
         assert all(h.text.startswith(prefix) for h in translation.hypotheses)
     assert [out[i].text for i in (0, 2, 3)] == ["Der alte Mann", "", "Der"]
-    assert [len(t.hypotheses) for t in translate(small_model, ["", ""], n_best=2, **search)] == [2, 2]
+    assert [len(t.hypotheses) for t in translate(small_model, ["", ""], n_best=2, **search)] == [
+        2,
+        2,
+    ]
 
 
 def test_a_translation_is_one_line_where_a_token_writes_a_newline(small_model, monkeypatch):
     decode = SentencePieceTokenizer.decode
-    monkeypatch.setattr(SentencePieceTokenizer, "decode", lambda self, ids: decode(self, ids).replace(" ", "\n"))
+    monkeypatch.setattr(
+        SentencePieceTokenizer, "decode", lambda self, ids: decode(self, ids).replace(" ", "\n")
+    )
     lines, prefixes = ["", small_model[3][0]], ["Der alte Mann", "Der alte Mann"]
-    assert [t.text[:13] for t in translate(small_model, lines, prefixes=prefixes)] == ["Der alte Mann"] * 2
+    assert [t.text[:13] for t in translate(small_model, lines, prefixes=prefixes)] == [
+        "Der alte Mann"
+    ] * 2
 
 
 def test_truncated_sources_and_capped_outputs_are_flagged(small_model):
@@ -187,12 +212,23 @@ def test_truncated_sources_and_capped_outputs_are_flagged(small_model):
 def test_output_cap_follows_the_source_length(small_model):
     """max_length_ratio * source tokens + max_length_offset, with EOS counted on both sides."""
     model, params, tokenizers, lines = small_model
-    never = params | {"shared_embedding": {"table": params["shared_embedding"]["table"].at[1].set(-50.0)}}
+    never = params | {
+        "shared_embedding": {"table": params["shared_embedding"]["table"].at[1].set(-50.0)}
+    }
     for ratio, extra in ((0.5, 3), (0.25, 0)):
-        out = translate(small_model, params=never, max_length_ratio=ratio, max_length_offset=extra, strategy="greedy")
+        out = translate(
+            small_model,
+            params=never,
+            max_length_ratio=ratio,
+            max_length_offset=extra,
+            strategy="greedy",
+        )
         for line, t in zip(lines, out, strict=True):
             if t.hit_cap:
-                assert len(t.hypotheses[0].tokens) == int(ratio * (len(tokenizers.source.encode(line)) + 1)) + extra
+                assert (
+                    len(t.hypotheses[0].tokens)
+                    == int(ratio * (len(tokenizers.source.encode(line)) + 1)) + extra
+                )
         assert sum(t.hit_cap for t in out) > len(lines) / 2
 
 
@@ -212,11 +248,15 @@ def test_score_equals_the_uncached_models_log_probability(small_model):
     targets = [[*h.tokens] + ([] if h.hit_cap else [1]) for h in best]
     sources = [tokenizers.source.encode(line) + [1] for line in lines[:6]]
     batch = rows_alone(list(zip(sources, targets, strict=True)), 40)
-    log_p = np.asarray(jax.nn.log_softmax(jax.jit(lambda b: model.apply({"params": params}, b))(batch)))
+    log_p = np.asarray(
+        jax.nn.log_softmax(jax.jit(lambda b: model.apply({"params": params}, b))(batch))
+    )
     for i, (hypothesis, target) in enumerate(zip(best, targets, strict=True)):
         expected = float(log_p[i, np.arange(len(target)), target].sum())
         assert hypothesis.log_prob == pytest.approx(expected, abs=1e-4)
-        assert hypothesis.score == pytest.approx(expected / ((5 + len(target)) / 6) ** 0.6, abs=1e-4)
+        assert hypothesis.score == pytest.approx(
+            expected / ((5 + len(target)) / 6) ** 0.6, abs=1e-4
+        )
 
 
 @pytest.mark.slow
@@ -234,13 +274,19 @@ def test_search_keys_change_the_output(small_model, monkeypatch):
     samples = {"temperature": 1e-4, "top_k": 1, "top_p": 1e-6, "epsilon": 1.0}
     assert [t.text for t in translate(small_model, strategy="sample")] != greedy
     for key, value in samples.items():
-        assert [t.text for t in translate(small_model, strategy="sample", **{key: value})] == greedy, key
+        assert [
+            t.text for t in translate(small_model, strategy="sample", **{key: value})
+        ] == greedy, key
     model, params, tokenizers, lines = small_model
     for batch_size in (3, 8):
-        translator = Translator(model, tokenizers, devices_mesh(), Config(decode=Decode(batch_size=batch_size)))
+        translator = Translator(
+            model, tokenizers, devices_mesh(), Config(decode=Decode(batch_size=batch_size))
+        )
         calls = Mock()
         translator.translate(params, ["", *lines[:9], " "], progress=calls)
-        assert calls.mock_calls == [call(done, 9) for done in (*range(batch_size, 9, batch_size), 9)]
+        assert calls.mock_calls == [
+            call(done, 9) for done in (*range(batch_size, 9, batch_size), 9)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -253,7 +299,10 @@ def test_search_keys_change_the_output(small_model, monkeypatch):
 )
 def test_matrices_in_bfloat16_give_the_same_logits(keys):
     """Bit for bit: the model rounds them to its compute type wherever it reads them."""
-    config = small_config(model=SMALL | dict(num_heads=4, attention_bias=True) | keys, train=dict(precision="bfloat16"))
+    config = small_config(
+        model=SMALL | dict(num_heads=4, attention_bias=True) | keys,
+        train=dict(precision="bfloat16"),
+    )
     model, _, state, _ = model_and_state(config)
     sources = rows_alone(random_pairs(2, longest=12), 16)["source"]
 
@@ -263,7 +312,9 @@ def test_matrices_in_bfloat16_give_the_same_logits(keys):
         outputs = []
         for position in range(2):
             tokens = np.full((2, 2), 5 + position)
-            out, cache = model.apply({"params": params}, tokens, jnp.int32(position), cache, method="decode_step")
+            out, cache = model.apply(
+                {"params": params}, tokens, jnp.int32(position), cache, method="decode_step"
+            )
             outputs.append(out)
         return outputs
 

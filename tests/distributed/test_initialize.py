@@ -9,7 +9,11 @@ from t2t_flax.distributed.coordination import ProcessGroupError, initialize, req
 
 
 def set_environment(monkeypatch, count="2", index="0", address="localhost:12345"):
-    for name, value in (("T2T_NUM_PROCESSES", count), ("T2T_PROCESS_ID", index), ("JAX_COORDINATOR_ADDRESS", address)):
+    for name, value in (
+        ("T2T_NUM_PROCESSES", count),
+        ("T2T_PROCESS_ID", index),
+        ("JAX_COORDINATOR_ADDRESS", address),
+    ):
         monkeypatch.setenv(name, value)
 
 
@@ -31,7 +35,9 @@ def test_single_process_command_is_refused_in_a_cluster(monkeypatch):
 
 def test_failed_initialization_names_its_cause(monkeypatch):
     def refuse(*, heartbeat_timeout_seconds, **_):
-        assert heartbeat_timeout_seconds > 24 * 3600, "JAX would abort processes that were suspended together"
+        assert heartbeat_timeout_seconds > 24 * 3600, (
+            "JAX would abort processes that were suspended together"
+        )
         raise RuntimeError("INVALID_ARGUMENT: task 3 of 2\nmore")
 
     set_environment(monkeypatch)
@@ -41,7 +47,9 @@ def test_failed_initialization_names_its_cause(monkeypatch):
         initialize(Distributed())
 
 
-@pytest.mark.parametrize(("index", "address"), [("0", ""), ("2", "a:1"), ("x", "a:1"), ("1", "a"), ("1", ":1")])
+@pytest.mark.parametrize(
+    ("index", "address"), [("0", ""), ("2", "a:1"), ("x", "a:1"), ("1", "a"), ("1", ":1")]
+)
 def test_invalid_variables_are_refused(index, address, monkeypatch):
     set_environment(monkeypatch, "2", index, address)
     with refused("T2T_PROCESS_ID", "JAX_COORDINATOR_ADDRESS", f"'{index}'", f"'{address}'"):

@@ -79,7 +79,9 @@ def test_invalid_rules_are_refused(rules):
 
 
 def test_initial_parameters_do_not_depend_on_the_mesh():
-    one, eight = (model_and_state(small_config(), devices_mesh(*shape))[2] for shape in ((1, 1, 1), (2, 2, 2)))
+    one, eight = (
+        model_and_state(small_config(), devices_mesh(*shape))[2] for shape in ((1, 1, 1), (2, 2, 2))
+    )
     for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(eight.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-7)
 

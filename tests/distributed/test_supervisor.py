@@ -108,8 +108,12 @@ with on_stop_signals(came.append):
 def test_command_whose_terminal_is_closed_can_still_write_and_save():
     terminal, its_end = pty.openpty()
     claim = lambda: fcntl.ioctl(its_end, termios.TIOCSCTTY, 0)  # noqa: E731
-    options = dict(stdin=its_end, stdout=its_end, stderr=its_end, start_new_session=True, preexec_fn=claim)
-    process = subprocess.Popen([sys.executable, "-c", WAITS_FOR_A_SIGNAL], env=environment(), **options)
+    options = dict(
+        stdin=its_end, stdout=its_end, stderr=its_end, start_new_session=True, preexec_fn=claim
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS_FOR_A_SIGNAL], env=environment(), **options
+    )
     os.close(its_end)
     assert b"ready" in os.read(terminal, 1000)
     os.close(terminal)  # the kernel sends SIGHUP, and refuses all further output
@@ -119,7 +123,9 @@ def test_command_whose_terminal_is_closed_can_still_write_and_save():
 def test_command_whose_reader_has_gone_can_still_write_and_save():
     """Ctrl-C goes to all programs of a pipe, as in `train ... | tee log`."""
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    process = subprocess.Popen([sys.executable, "-c", WAITS_FOR_A_SIGNAL], env=environment(), **pipes)
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS_FOR_A_SIGNAL], env=environment(), **pipes
+    )
     assert b"ready" in process.stdout.readline()
     process.stdout.close()
     process.send_signal(signal.SIGINT)
@@ -176,7 +182,9 @@ def test_values_are_gathered_and_broadcast():
 def test_only_full_disk_is_a_user_error(number, code, monkeypatch):
     """A launcher restarts all processes after a failure; disk space must be freed by the user."""
     messages, broadcasts = [], []
-    watcher = SimpleNamespace(failed=lambda *message, disconnected: broadcasts.append(message) or [])
+    watcher = SimpleNamespace(
+        failed=lambda *message, disconnected: broadcasts.append(message) or []
+    )
     supervisor = SimpleNamespace(say=messages.append, watcher=watcher, signal=None)
 
     def end(code):

@@ -35,7 +35,9 @@ def test_failure_of_one_process_ends_the_others_with_its_code(exits, capsys):
 def test_process_that_dies_within_its_first_second_is_reported(exits, capsys, monkeypatch):
     for name in ("_communicate", "_supervise"):
         thread = getattr(RunSupervisor, name)
-        monkeypatch.setattr(RunSupervisor, name, lambda run, thread=thread: run.group.is_lead and thread(run))
+        monkeypatch.setattr(
+            RunSupervisor, name, lambda run, thread=thread: run.group.is_lead and thread(run)
+        )
     with supervisors(2, **SHORT):
         wait_until(lambda: 1 in exits)
     assert_names(capsys.readouterr().err, "process 1", "heartbeat_timeout")
@@ -65,10 +67,13 @@ def test_hanging_process_exits_with_stacks(exits, capfd):
 def test_suspended_process_does_not_count_as_hanging_or_silent(exits, monkeypatch):
     """The supervisor's thread stands still too while the process is suspended; here time passes between its checks."""
     now = [100.0]
-    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    monkeypatch.setattr(
+        watcher, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
+    )
     service, groups = thread_groups(2)
     lead, other = (
-        RunSupervisor(group, Config(distributed=Distributed(hang_timeout=5, heartbeat_timeout=5))) for group in groups
+        RunSupervisor(group, Config(distributed=Distributed(hang_timeout=5, heartbeat_timeout=5)))
+        for group in groups
     )
     with lead.expect_progress(), other.expect_progress():
         for run in (other, lead):

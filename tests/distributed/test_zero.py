@@ -44,7 +44,9 @@ def test_zero1_shards_only_the_optimizer_state(tmp_path):
     fsdp, sharded = curve(small_config(mesh=dict(data=2, fsdp=4), **keys), store)
     np.testing.assert_allclose(fsdp, plain, rtol=1e-5)
     assert bytes_on_a_device(sharded.params) < 0.35 * bytes_on_a_device(divided.params)
-    for a, b in zip(jax.tree.leaves(divided.params), jax.tree.leaves(replicated.params), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(divided.params), jax.tree.leaves(replicated.params), strict=True
+    ):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 

@@ -22,15 +22,24 @@ def checkout_with_text(checkout):
     """A folder like the checkout, with the text files that the pages assume."""
     for name in ("configs", "launch", "benchmarks", "docs"):
         (checkout / name).symlink_to(ROOT / name)
-    splits = {split: list(toy.pairs(split, count)) for split, count in (("train", 300), ("valid", 12), ("test", 12))}
+    splits = {
+        split: list(toy.pairs(split, count))
+        for split, count in (("train", 300), ("valid", 12), ("test", 12))
+    }
     sides = [("en", 0), ("de", 1)]
     for split, pairs in splits.items():
         for language, side in sides:
-            (checkout / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
-        (checkout / f"{split}.ids").write_text("".join(f"{number // 4}\n" for number in range(len(pairs))))
+            (checkout / f"{split}.{language}").write_text(
+                "".join(f"{pair[side]}\n" for pair in pairs)
+            )
+        (checkout / f"{split}.ids").write_text(
+            "".join(f"{number // 4}\n" for number in range(len(pairs)))
+        )
     for language, side in sides:
         for name in ("bt", "mono"):
-            (checkout / f"{name}.{language}").write_text("".join(f"{pair[side]}\n" for pair in splits["train"][:100]))
+            (checkout / f"{name}.{language}").write_text(
+                "".join(f"{pair[side]}\n" for pair in splits["train"][:100])
+            )
     for name, split in (("train.links", "train"), ("test.gold", "test")):  # of no meaning
         (checkout / name).write_text("0-0\n" * len(splits[split]))
     for name in ("lines.txt", "big.en"):

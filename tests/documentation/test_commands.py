@@ -3,7 +3,14 @@
 import re
 
 import pytest
-from helpers.documented_commands import PAGES, commands_of, follows_the_readme, run, run_programs, shortened
+from helpers.documented_commands import (
+    PAGES,
+    commands_of,
+    follows_the_readme,
+    run,
+    run_programs,
+    shortened,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 FOLLOWING = [page for page in PAGES if follows_the_readme(page)]
@@ -38,7 +45,9 @@ def test_programs_and_outputs_of_the_toy_run(folder):
 PLANS = {plain(each) for each in distinct(FOLLOWING) if " plan " in each}
 
 
-@pytest.mark.parametrize("command", [each for each in distinct(OTHERS) if plain(each) not in PLANS], ids=name_of)
+@pytest.mark.parametrize(
+    "command", [each for each in distinct(OTHERS) if plain(each) not in PLANS], ids=name_of
+)
 def test_command_of_another_page(other_folder, command):
     run(other_folder, command)
 
@@ -51,5 +60,9 @@ def test_pages_contain_commands():
     """Guards the tests above against a change of format that hides all commands."""
     assert FOLLOWING[0] == "README.md" and "docs/languages.md" in OTHERS
     commands = [command for page in PAGES for command in commands_of(page)]
-    names = {re.search(r"t2t_flax (\w+)", command)[1] for command in commands if "t2t_flax " in command}
-    assert names >= set("train evaluate translate prepare score attend average sweep explain plan".split())
+    names = {
+        re.search(r"t2t_flax (\w+)", command)[1] for command in commands if "t2t_flax " in command
+    }
+    assert names >= set(
+        "train evaluate translate prepare score attend average sweep explain plan".split()
+    )

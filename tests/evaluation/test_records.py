@@ -21,7 +21,8 @@ from t2t_flax.training import loop
 
 HERE = {"mesh.data": "-1"}  # all simulated devices
 QUICK = dict(
-    eval=dict(every_steps=2, bootstrap_samples=0), decode=dict(beam_size=1, max_length_offset=2, max_length_ratio=0.2)
+    eval=dict(every_steps=2, bootstrap_samples=0),
+    decode=dict(beam_size=1, max_length_offset=2, max_length_ratio=0.2),
 )
 
 
@@ -81,7 +82,9 @@ def test_different_evaluations_never_share_a_record(copy, text):
         ("valid", few, {}),
         ("test", {"train.precision": "bfloat16"}, {}),
     ]
-    records = [default] + [evaluated(copy, split, overrides, **choice) for split, overrides, choice in variants]
+    records = [default] + [
+        evaluated(copy, split, overrides, **choice) for split, overrides, choice in variants
+    ]
     assert len(set(records)) == len(records) and sorted(records) == names(copy)
     assert records[:4] == ["test-4", "test-4-mean2", "test-4-best", "test-2"]
     assert all(name.startswith(("test-4-", "valid-4-")) for name in records[4:])
@@ -91,13 +94,24 @@ def test_different_evaluations_never_share_a_record(copy, text):
 
 def test_repeated_evaluation_reuses_its_record(copy, text):
     other_text = {"data.test": text("o", 2)}
-    first = [evaluated(copy), evaluated(copy, overrides=other_text), evaluated(copy, overrides={"decode.alpha": "1.0"})]
+    first = [
+        evaluated(copy),
+        evaluated(copy, overrides=other_text),
+        evaluated(copy, overrides={"decode.alpha": "1.0"}),
+    ]
     text("elsewhere", 2)  # the same text at another path
     moved = {"data.test": other_text["data.test"].replace("/o.", "/elsewhere.")}
-    again = [evaluated(copy), evaluated(copy, overrides=moved), evaluated(copy, overrides={"decode.alpha": "1.0"})]
+    again = [
+        evaluated(copy),
+        evaluated(copy, overrides=moved),
+        evaluated(copy, overrides={"decode.alpha": "1.0"}),
+    ]
     assert again == first and names(copy) == sorted(first)
     # Keys that cannot change a score.
-    assert evaluated(copy, overrides={"decode.batch_size": "5", "data.cache": str(copy / "else")}) == "test-4"
+    assert (
+        evaluated(copy, overrides={"decode.batch_size": "5", "data.cache": str(copy / "else")})
+        == "test-4"
+    )
     # Files and the built-in corpus have different digests.
     assert evaluated(copy, overrides={"data.test": text("same", 6)}) != "test-4"
 
@@ -116,7 +130,9 @@ def test_a_name_that_another_evaluation_uses_is_not_reused(copy):
 
 def test_records_of_several_runs_in_one_folder(copy, tmp_path):
     """Of the same config and update: they differ in the parameters alone."""
-    first = dataclasses.replace(load(copy, overrides=HERE), workdir=epath.Path(tmp_path / "records"), elsewhere=True)
+    first = dataclasses.replace(
+        load(copy, overrides=HERE), workdir=epath.Path(tmp_path / "records"), elsewhere=True
+    )
     second = first.with_params(jax.tree.map(lambda x: 1.5 * x, first.params))
     paths = [path_of(run, evaluate(run, "test")[0]) for run in (first, second, first)]
     assert paths[0] == paths[2] != paths[1] and len(names(tmp_path / "records")) == 2
@@ -125,7 +141,11 @@ def test_records_of_several_runs_in_one_folder(copy, tmp_path):
 
 def test_best_of_another_metric_than_the_runs_is_refused(copy):
     with refused("--best", "config.eval.metric", "nll", "bleu"):
-        load(copy, best=True, overrides=HERE | {"eval.metric": "bleu", "eval.decode_every_steps": "2"})
+        load(
+            copy,
+            best=True,
+            overrides=HERE | {"eval.metric": "bleu", "eval.decode_every_steps": "2"},
+        )
 
 
 def test_evaluation_when_the_runs_own_text_is_missing(copy, text, tmp_path):
@@ -140,11 +160,18 @@ def test_evaluation_when_the_runs_own_text_is_missing(copy, text, tmp_path):
 
 def test_each_test_set_has_its_own_record(copy, text, capsys):
     sets = f"t16={text('a', 3)}; t17={text('b', 2, 'valid')}"
-    command = ["evaluate", f"--workdir={copy}", "--config.mesh.data=-1", f"--config.data.test={sets}"]
+    command = [
+        "evaluate",
+        f"--workdir={copy}",
+        "--config.mesh.data=-1",
+        f"--config.data.test={sets}",
+    ]
     assert main(command) == 0
     out = capsys.readouterr().out
     first, second = sorted((copy / "eval").glob("*.json"))
-    assert first.stem.startswith("t16-4-") and second.stem.startswith("t17-4-")  # not test sets of the run's own config
+    assert first.stem.startswith("t16-4-") and second.stem.startswith(
+        "t17-4-"
+    )  # not test sets of the run's own config
     assert out.index(f"record: {first}") < out.index(f"record: {second}")
     assert_names(out, "t16", "3 sentences", "t17", "2 sentences")
     assert json.loads(second.read_text())["split"] == "t17"
@@ -171,10 +198,23 @@ def test_missing_test_set_files_explain_the_syntax(copy):
 def test_best_is_recorded_and_excludes_other_choices(copy, capsys):
     record, _ = evaluate(load(copy, best=True, overrides=HERE), "test", why="somebody asked")
     checkpoint = record["checkpoint"]
-    value = min(line["valid_nll"] for line in map(json.loads, (copy / "metrics.jsonl").open()) if "valid_nll" in line)
-    assert checkpoint["best"]["metric"] == "nll" and checkpoint["best"]["value"] == pytest.approx(value, abs=1e-6)
-    assert checkpoint["why"] == "somebody asked" and "the best by nll" in summary(record, task_of(read_config(copy)))
-    for command in ("evaluate", "translate", "score --source=a --target=b", "attend --source=a --output=b"):
+    value = min(
+        line["valid_nll"]
+        for line in map(json.loads, (copy / "metrics.jsonl").open())
+        if "valid_nll" in line
+    )
+    assert checkpoint["best"]["metric"] == "nll" and checkpoint["best"]["value"] == pytest.approx(
+        value, abs=1e-6
+    )
+    assert checkpoint["why"] == "somebody asked" and "the best by nll" in summary(
+        record, task_of(read_config(copy))
+    )
+    for command in (
+        "evaluate",
+        "translate",
+        "score --source=a --target=b",
+        "attend --source=a --output=b",
+    ):
         words = [*command.split(), f"--workdir={copy}", "--best"]
         for flag in ("--step=2", "--average=2"):
             refused_command([*words, flag], "--best", flag.split("=")[0])

@@ -23,7 +23,9 @@ def test_evaluation_uses_the_moving_average(finished):
     workdir, outcome = finished
     loaded = load(workdir, overrides=ONE_DEVICE)
     assert loaded.steps == (6,)
-    for a, b, c in zip(*map(jax.tree.leaves, (loaded.params, outcome.state.ema, outcome.state.params)), strict=True):
+    for a, b, c in zip(
+        *map(jax.tree.leaves, (loaded.params, outcome.state.ema, outcome.state.params)), strict=True
+    ):
         np.testing.assert_array_equal(a, b)
         assert not np.array_equal(a, c)
 
@@ -33,13 +35,19 @@ def test_mean_of_the_last_checkpoints(finished):
     loaded = load(finished[0], average=2, overrides=ONE_DEVICE)
     assert loaded.steps == (6, 4)
     for a, b, c in zip(*map(jax.tree.leaves, (loaded.params, *parts)), strict=True):
-        np.testing.assert_allclose(a, (np.asarray(b, np.float64) + np.asarray(c, np.float64)) / 2, atol=1e-7)
+        np.testing.assert_allclose(
+            a, (np.asarray(b, np.float64) + np.asarray(c, np.float64)) / 2, atol=1e-7
+        )
     with refused("average 9"):
         load(finished[0], average=9, overrides=ONE_DEVICE)
 
 
 @pytest.mark.parametrize(
-    "mesh", [{"mesh.data": "2", "mesh.fsdp": "2", "mesh.tensor": "2"}, {"mesh.data": "1", "mesh.fsdp": "8"}]
+    "mesh",
+    [
+        {"mesh.data": "2", "mesh.fsdp": "2", "mesh.tensor": "2"},
+        {"mesh.data": "1", "mesh.fsdp": "8"},
+    ],
 )
 def test_restores_on_another_mesh(finished, mesh):
     single, sharded = load(finished[0], overrides=ONE_DEVICE), load(finished[0], overrides=mesh)
@@ -57,7 +65,8 @@ def test_mesh_that_does_not_fit_falls_back_to_data_parallelism(finished, tmp_pat
     assert dict(loaded.mesh.shape) == {"data": 8, "fsdp": 1, "tensor": 1}
     assert_names(caplog.text, "config.mesh", "x 3")
     for a, b in zip(
-        *map(jax.tree.leaves, (loaded.params, load(finished[0], overrides=ONE_DEVICE).params)), strict=True
+        *map(jax.tree.leaves, (loaded.params, load(finished[0], overrides=ONE_DEVICE).params)),
+        strict=True,
     ):
         np.testing.assert_array_equal(a, b)
     with refused("x 3"):
@@ -69,7 +78,9 @@ def test_validation_loss_is_the_nll_of_every_pair(finished, cache):
     workdir, outcome = finished
     run = start(tiny_run(workdir, optimizer=dict(ema_decay=0.5)), workdir / "again", cache)
     store = run.corpus.valid["valid"]
-    means = ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, store)(outcome.state.params)
+    means = ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, store)(
+        outcome.state.params
+    )
     pairs = [(store.source(i).tolist(), store.target(i).tolist()) for i in range(store.num_pairs)]
     _, sums = jax.jit(lambda p, b: loss_sums(run.config, run.model, p, b, None))(
         outcome.state.params, rows_alone(pairs, 64)
@@ -87,14 +98,20 @@ def test_record_describes_how_the_score_was_computed(finished):
     assert stored == json.loads(json.dumps(record))
     assert record["counts"]["sentences"] == 30 == len(triples)
     assert record["scores"]["sacrebleu"]["signature"].startswith("nrefs:1|case:mixed")
-    assert record["scores"]["perplexity"] == pytest.approx(np.exp(record["scores"]["nll"]), rel=1e-5)
+    assert record["scores"]["perplexity"] == pytest.approx(
+        np.exp(record["scores"]["nll"]), rel=1e-5
+    )
     translations = loaded.translate([source for source, _, _ in triples])
     assert [t.text for t in translations] == [output for _, _, output in triples]
     assert record["counts"]["hit_max_length"] == sum(t.hit_cap for t in translations)
     assert record["checkpoint"] == {"step": 6, "averaged": [6]}
     assert {"jax", "flax", "sacrebleu", "python", "t2t_flax"} <= set(record["versions"])
     assert record["data"]["corpus"] == "built-in captions"
-    for digest in (record["data"]["digest"], record["digests"]["tokenizer"], record["digests"]["config"]):
+    for digest in (
+        record["data"]["digest"],
+        record["digests"]["tokenizer"],
+        record["digests"]["config"],
+    ):
         assert len(digest) == 64
     hypotheses = (workdir / "eval" / record["hypotheses"]).read_text().split("\n")[:-1]
     assert hypotheses == [output for _, _, output in triples]

@@ -17,7 +17,9 @@ def test_scores_equal_those_of_the_search():
     encode = greedy.tokenizers.target.encode
     # Another segmentation of the same text has another score.
     pairs = [
-        (s, h) for s, h in zip(sources, outputs, strict=True) if not h.hit_cap and tuple(encode(h.text)) == h.tokens
+        (s, h)
+        for s, h in zip(sources, outputs, strict=True)
+        if not h.hit_cap and tuple(encode(h.text)) == h.tokens
     ]
     assert len(pairs) > len(PAIRS) / 2
     for (_, h), score in zip(pairs, greedy.score([(s, h.text) for s, h in pairs]), strict=True):

@@ -19,7 +19,9 @@ def test_validation_bleu_uses_the_first_decode_sentences(tmp_path, cache, monkey
 
     def translate(self, params, lines, progress, compiling):
         decoded.extend(lines)
-        return [Translation((Hypothesis(r.replace("a", "e"), (), 0.0, 0.0, False),)) for _, r in pairs]
+        return [
+            Translation((Hypothesis(r.replace("a", "e"), (), 0.0, 0.0, False),)) for _, r in pairs
+        ]
 
     monkeypatch.setattr(Translator, "translate", translate)
     run = start(tiny_run(tmp_path, eval=dict(decode_sentences=sentences)), tmp_path, cache)

@@ -14,7 +14,9 @@ class Silence(Decoder):
     @staticmethod
     def check(config):
         if config.decode.strategy == "beam":
-            raise UserError("config.decode.engine = silence has no beam: set decode.strategy = greedy.")
+            raise UserError(
+                "config.decode.engine = silence has no beam: set decode.strategy = greedy."
+            )
 
     def translate(self, lines, **options):
         nothing = Hypothesis("", (), 0.0, 0.0, False)

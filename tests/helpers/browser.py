@@ -15,7 +15,9 @@ FLAGS = [
 def chromium():
     """A running browser."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    program = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if program is None:
         pytest.skip("needs Chromium")
     with playwright.sync_playwright() as driver:

@@ -24,7 +24,10 @@ class CapitalsRun:
 
     def __init__(self, config):
         self.config, self.steps, self.params, self.models = config, (20,), {}, ()
-        self.tokenizers, self.decoder = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", dtype="float32")
+        self.tokenizers, self.decoder = (
+            SimpleNamespace(digest="abc"),
+            SimpleNamespace(name="jax", dtype="float32"),
+        )
         self.mesh = SimpleNamespace(shape={"data": 1, "fsdp": 1})
         self.windows, self.before_window = [], lambda number: None
         self.refused = ()
@@ -49,7 +52,10 @@ class CapitalsRun:
         texts = [start + line.upper() for start, line in zip(starts, lines, strict=True)]
         n_best = self.config.decode.n_best
         return [
-            Translation(tuple(Hypothesis(f"{t}{n or ''}", (), -n, -n, False) for n in range(n_best))) for t in texts
+            Translation(
+                tuple(Hypothesis(f"{t}{n or ''}", (), -n, -n, False) for n in range(n_best))
+            )
+            for t in texts
         ]
 
 

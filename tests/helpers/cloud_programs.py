@@ -38,10 +38,14 @@ def launch_module(name: str):
         return importlib.import_module(name)
 
 
-def launch(script: str, *arguments: str, cwd: Path, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+def launch(
+    script: str, *arguments: str, cwd: Path, code: int = 0, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Run launch/SCRIPT.sh; its exit code must be `code`."""
     command = [str(LAUNCH / f"{script}.sh"), *arguments]
-    done = subprocess.run(command, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 

@@ -13,7 +13,13 @@ from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import init_state, make_model
 
 MODEL = Model(
-    num_encoder_layers=1, num_decoder_layers=1, d_model=16, d_ff=32, num_heads=4, dropout=0.1, pad_vocab_to_multiple=8
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    d_model=16,
+    d_ff=32,
+    num_heads=4,
+    dropout=0.1,
+    pad_vocab_to_multiple=8,
 )
 DATA = Data(train="toy:train", max_length=24, pack_length=24, batch_tokens=160)
 VOCAB = 37
@@ -22,7 +28,9 @@ VOCAB = 37
 def small_config(**groups) -> Config:
     """A config of a model with 16 dimensions; `model=dict(dropout=0.0)` changes keys of a group, of the core or of an extension."""
     base = Config(model=MODEL, data=DATA, optimizer=Optimizer(warmup_steps=10))
-    return base.with_values({f"{group}.{key}": x for group, keys in groups.items() for key, x in keys.items()})
+    return base.with_values(
+        {f"{group}.{key}": x for group, keys in groups.items() for key, x in keys.items()}
+    )
 
 
 def devices_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.Mesh:
@@ -51,11 +59,16 @@ def random_pairs(
     return [(sentence(), sentence()) for _ in range(count)]
 
 
-def write_store(folder: Path, pairs: list[tuple[list[int], list[int]]], vocab: int = VOCAB) -> TokenStore:
+def write_store(
+    folder: Path, pairs: list[tuple[list[int], list[int]]], vocab: int = VOCAB
+) -> TokenStore:
     """A token store with the given ids."""
     with StoreWriter(folder, vocab_sizes=(vocab, vocab)) as writer:
         sides = [
-            (np.concatenate([np.array(p[n], np.int32) for p in pairs]), np.array([len(p[n]) for p in pairs], np.int32))
+            (
+                np.concatenate([np.array(p[n], np.int32) for p in pairs]),
+                np.array([len(p[n]) for p in pairs], np.int32),
+            )
             for n in (0, 1)
         ]
         writer.write(*sides)

@@ -10,13 +10,19 @@ from t2t_flax.data.sources import JoinedSource, Source, open_source
 def open_pairs(folder: Path, pairs: list[tuple[str, str]], name: str = "t") -> Source:
     """Writes NAME.en and NAME.de, and opens them as a source."""
     for side, language in enumerate(("en", "de")):
-        (folder / f"{name}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8")
-    return open_source(f"{name}.en,{name}.de", root=str(folder), source_language="en", target_language="de")
+        (folder / f"{name}.{language}").write_text(
+            "".join(f"{pair[side]}\n" for pair in pairs), encoding="utf-8"
+        )
+    return open_source(
+        f"{name}.en,{name}.de", root=str(folder), source_language="en", target_language="de"
+    )
 
 
 def open_en_de(spec: str, root: Path | str = "") -> Source:
     """Opens a source of English and German as one of training text."""
-    return open_source(spec, root=str(root), source_language="en", target_language="de", key="config.data.train")
+    return open_source(
+        spec, root=str(root), source_language="en", target_language="de", key="config.data.train"
+    )
 
 
 class Numbers(Source):
@@ -38,7 +44,9 @@ class Even(PairFilter):
 
 
 def joined(*counts: int) -> Source:
-    return JoinedSource("all", [Numbers(name, count) for name, count in zip("abcdefgh", counts, strict=False)])
+    return JoinedSource(
+        "all", [Numbers(name, count) for name, count in zip("abcdefgh", counts, strict=False)]
+    )
 
 
 def of_sources(pairs) -> Counter:

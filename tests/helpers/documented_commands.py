@@ -23,17 +23,28 @@ from t2t_flax.__main__ import main
 from t2t_flax.extensions.planning.command import COMPILES
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "launch/README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = [
+    "README.md",
+    "launch/README.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+]
 TOY_RUN = re.compile(r"runs/toy(?![-\w])|=toy-")
 """What the README's first run leaves, or what is made of it."""
-BEGINS = re.compile(r"(\$ |pip install -r \S+ && |cat \S+ \| |echo .* \| )*(python -m |launch/\w+\.sh )")
+BEGINS = re.compile(
+    r"(\$ |pip install -r \S+ && |cat \S+ \| |echo .* \| )*(python -m |launch/\w+\.sh )"
+)
 
 TINY = {
     "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 2, "model.num_encoder_layers": 1, "model.num_decoder_layers": 1,
     "data.batch_tokens": 256, "data.pack_length": 64, "data.max_length": 64, "decode.max_length_offset": 4, "eval.bootstrap_samples": 20,
     "mesh.cpu_devices": 1,
 }  # fmt: skip
-SHORT = {"train.steps": 12, "checkpoint.every_steps": 4, "checkpoint.average_last": 2, "eval.every_steps": 6}
+SHORT = {
+    "train.steps": 12,
+    "checkpoint.every_steps": 4,
+    "checkpoint.average_last": 2,
+    "eval.every_steps": 6,
+}
 STEPS = {"900": "8", "1800": "12"}
 """Updates of the toy run that pages name, and those that stand for them."""
 BUILT_IN = {
@@ -48,7 +59,10 @@ OVERRIDES = {
     "configs/many_languages.py": TINY | SHORT | {"data.vocab_size": 400},
     "configs/multi30k.py": TINY | SHORT,
     "configs/multi30k_small.py": TINY | SHORT | {"data.vocab_size": 400},
-    "runs/from-marian/config.json": {key: x for key, x in TINY.items() if not key.startswith("model.")} | SHORT,
+    "runs/from-marian/config.json": {
+        key: x for key, x in TINY.items() if not key.startswith("model.")
+    }
+    | SHORT,
     "configs/parsing.py": TINY | SHORT | {"data.vocab_size": 60, "decode.beam_size": 2},
 }
 
@@ -62,7 +76,11 @@ def commands_of(page: str) -> list[str]:
     text, commands = (ROOT / page).read_text(), []
     for block, code in re.findall(r"^```(?:\w*)\n(.*?)^```|`([^`]+)`", text, re.M | re.S):
         lines = re.split(r"(?<!\\)\n", block) if block else [code]
-        commands += [joined(re.sub(r"\s+# .*", "", line)).removeprefix("$ ") for line in lines if BEGINS.match(line)]
+        commands += [
+            joined(re.sub(r"\s+# .*", "", line)).removeprefix("$ ")
+            for line in lines
+            if BEGINS.match(line)
+        ]
     return list(dict.fromkeys(commands))
 
 
@@ -77,13 +95,17 @@ def overrides(keys: dict) -> str:
 def shortened(command: str) -> str:
     """The command that is run for one of the page; "" if other tests cover it."""
     command = re.sub(r"^pip install -r requirements.txt && ", "", command)
-    command = command.replace("--config=…", "--config=configs/toy.py").replace("--workdir=…", "--workdir=runs/toy")
+    command = command.replace("--config=…", "--config=configs/toy.py").replace(
+        "--workdir=…", "--workdir=runs/toy"
+    )
     command = command.replace("train …", "train --config=configs/toy.py --workdir=runs/pod")
     command = command.replace("--average=8", "--average=2")  # of what SHORT leaves
     command = command.replace("layers_every=100", "layers_every=6 --config.log.every_steps=6")
     command = command.replace("local_pod.sh 4", "local_pod.sh 2")
     command = re.sub(r"(--step=|test-)(900|1800)\b", lambda step: step[1] + STEPS[step[2]], command)
-    command = command.replace("--workdir=DIR", "--workdir=sweeps/dropout").replace("=CONFIG", "=configs/toy.py")
+    command = command.replace("--workdir=DIR", "--workdir=sweeps/dropout").replace(
+        "=CONFIG", "=configs/toy.py"
+    )
     if "…" in command or "COMMAND" in command or command == "python -m t2t_flax plan":
         return ""
     if command.startswith("launch/") and " -- " not in command:
@@ -102,7 +124,9 @@ def shortened(command: str) -> str:
         return ""  # tests/extensions/learned_metrics has stand-ins of its packages and models
     if command.startswith("python -m benchmarks."):
         return command  # `run` looks for its flags in its help
-    command = re.sub(r"\btoy:(train|valid|test)\b(:\d+)?", lambda spec: BUILT_IN[f"data.{spec[1]}"], command)
+    command = re.sub(
+        r"\btoy:(train|valid|test)\b(:\d+)?", lambda spec: BUILT_IN[f"data.{spec[1]}"], command
+    )
     name = re.search(r"t2t_flax (\w+)", command)[1]
     if name == "serve":
         command = re.sub(r" --port=\d+", "", command)
@@ -139,31 +163,49 @@ def with_its_requests(command: str) -> str:
     requests = re.findall(r"^(curl .*)$", (ROOT / "docs" / "serving.md").read_text(), re.M)
     assert requests
     wait = "until curl -sf http://127.0.0.1:$PORT/ready; do kill -0 $server; sleep 0.2; done"
-    sent = [request.replace("curl ", "curl -sS --fail-with-body ").replace(":8000/", ":$PORT/") for request in requests]
-    return "\n".join([f"{command} & server=$!", "trap 'kill $server; wait $server' EXIT", wait, *sent])
+    sent = [
+        request.replace("curl ", "curl -sS --fail-with-body ").replace(":8000/", ":$PORT/")
+        for request in requests
+    ]
+    return "\n".join(
+        [f"{command} & server=$!", "trap 'kill $server; wait $server' EXIT", wait, *sent]
+    )
 
 
 def run_programs(folder: Path, pages: list[str]) -> None:
     """Runs the pages' Python programs."""
     for page in pages:
-        if page == "docs/extending.md":  # parts of files: tests/models/test_extending.py and others run them
+        if (
+            page == "docs/extending.md"
+        ):  # parts of files: tests/models/test_extending.py and others run them
             continue
         for number, program in enumerate(programs_of(page)):
             if "sys.argv" in program:  # a test of its own gives it its arguments
                 continue
-            (folder / f"example{number}.py").write_text(program + "\nif 'get_sweep' in dir(): print(get_sweep())\n")
+            (folder / f"example{number}.py").write_text(
+                program + "\nif 'get_sweep' in dir(): print(get_sweep())\n"
+            )
             run(folder, f"python example{number}.py")
 
 
 def run(folder: Path, command: str) -> None:
     """Runs a command in the folder: in this process where it needs no shell, no input and no devices of its own."""
     words = shlex.split(command.replace("$PWD", str(folder)))
-    own = {"|", "<", ">", "&&", "&"} & set(words) or "\n" in command or re.search(r"cpu_devices=[2-9]", command)
+    own = (
+        {"|", "<", ">", "&&", "&"} & set(words)
+        or "\n" in command
+        or re.search(r"cpu_devices=[2-9]", command)
+    )
     if words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
         script = importlib.import_module(words[2]).main
         with mock.patch("sys.argv", [words[2], "--help"]):
-            text = output_of(folder, lambda: script(["--help"]) if inspect.signature(script).parameters else script())
-        assert all(flag in text for flag in re.findall(r" (--[\w-]+)", command)), f"{command}\n{text}"
+            text = output_of(
+                folder,
+                lambda: script(["--help"]) if inspect.signature(script).parameters else script(),
+            )
+        assert all(flag in text for flag in re.findall(r" (--[\w-]+)", command)), (
+            f"{command}\n{text}"
+        )
     elif words[:3] == ["python", "-m", "t2t_flax"] and words[3] != "serve" and not own:
         with mock.patch.dict("os.environ", {COMPILES: "1"}):  # else `plan` starts again
             output_of(folder, lambda: main(words[3:]))
@@ -173,7 +215,9 @@ def run(folder: Path, command: str) -> None:
             ["bash", "-euo", "pipefail", "-c", command], cwd=folder, env=environment(PATH=path, PORT=str(free_port())),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=800,
         )  # fmt: skip
-        assert done.returncode == 0 and "Traceback" not in done.stdout, f"{command}\n{done.stdout[-4000:]}"
+        assert done.returncode == 0 and "Traceback" not in done.stdout, (
+            f"{command}\n{done.stdout[-4000:]}"
+        )
 
 
 def output_of(folder: Path, call: Callable[[], int | None]) -> str:

@@ -17,9 +17,22 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 def tables() -> list[registry.Table | registry.Features]:
     """Those of the core, and those that extensions have beside them."""
     registry.load_extensions()
-    modules = [registry, *(module for name, module in sys.modules.items() if name.startswith("t2t_flax.extensions."))]
+    modules = [
+        registry,
+        *(
+            module
+            for name, module in sys.modules.items()
+            if name.startswith("t2t_flax.extensions.")
+        ),
+    ]
     found = [table for module in modules for table in vars(module).values()]
-    return list({id(table): table for table in found if isinstance(table, registry.Table | registry.Features)}.values())
+    return list(
+        {
+            id(table): table
+            for table in found
+            if isinstance(table, registry.Table | registry.Features)
+        }.values()
+    )
 
 
 def load(heading: str, monkeypatch, folder: Path) -> ModuleType:

@@ -59,7 +59,9 @@ class FakeGcs:
 
     def names(self, bucket: str = "bucket", prefix: str = "") -> list[str]:
         with self.lock:
-            return sorted(name for where, name in self.objects if where == bucket and name.startswith(prefix))
+            return sorted(
+                name for where, name in self.objects if where == bucket and name.startswith(prefix)
+            )
 
     def read(self, name: str, bucket: str = "bucket") -> bytes:
         return self.objects[bucket, name][1]
@@ -92,13 +94,17 @@ class _Server(http.server.ThreadingHTTPServer):
     request_queue_size = 128  # clients that start at once
 
     def handle_error(self, request, address) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # clients drop requests whose answer they no longer need
+        if not isinstance(
+            sys.exception(), ConnectionError
+        ):  # clients drop requests whose answer they no longer need
             super().handle_error(request, address)
 
 
 def _holds(query: dict[str, str], generation: int) -> bool:
     match, no_match = query.get("ifGenerationMatch"), query.get("ifGenerationNotMatch")
-    return (match is None or int(match) == generation) and (no_match is None or int(no_match) != generation)
+    return (match is None or int(match) == generation) and (
+        no_match is None or int(no_match) != generation
+    )
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -127,22 +133,37 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _route
 
     def _bucket(self, bucket: str) -> None:
-        self._json({"kind": "storage#bucket", "name": bucket, "location": "HERE", "storageClass": "STANDARD"})
+        self._json(
+            {
+                "kind": "storage#bucket",
+                "name": bucket,
+                "location": "HERE",
+                "storageClass": "STANDARD",
+            }
+        )
 
     def _objects(self, bucket: str) -> None:
         prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter")
         names, folders = [], set()
         for name in self.gcs.names(bucket, prefix):
-            if not self.query.get("startOffset", "") <= name < self.query.get("endOffset", "\U0010ffff"):
+            if (
+                not self.query.get("startOffset", "")
+                <= name
+                < self.query.get("endOffset", "\U0010ffff")
+            ):
                 continue
-            head, separator, _ = name[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+            head, separator, _ = (
+                name[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+            )
             folders.add(prefix + head + delimiter) if separator else names.append(name)
         all_names = sorted([*names, *folders])
         start = int(self.query.get("pageToken") or 0)
         page = all_names[start : start + PAGE]
         out = {"kind": "storage#objects", "prefixes": [name for name in page if name in folders]}
         with self.gcs.lock:
-            stored = [name for name in page if name not in folders and (bucket, name) in self.gcs.objects]
+            stored = [
+                name for name in page if name not in folders and (bucket, name) in self.gcs.objects
+            ]
             out["items"] = [self.gcs.describe(bucket, name) for name in stored]
         if start + PAGE < len(all_names):
             out["nextPageToken"] = str(start + PAGE)
@@ -150,7 +171,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _object(self, bucket: str, name: str) -> None:
         stored = self.gcs.objects.get((bucket, name))
-        if stored is None or "generation" in self.query and int(self.query["generation"]) != stored[0]:
+        if (
+            stored is None
+            or "generation" in self.query
+            and int(self.query["generation"]) != stored[0]
+        ):
             return self._error(404)
         if not _holds(self.query, stored[0]):
             return self._error(304 if "ifGenerationNotMatch" in self.query else 412)
@@ -161,7 +186,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.query.get("alt") != "media":
             return self._json(self.gcs.describe(bucket, name))
         generation, data = stored
-        headers = {"x-goog-generation": str(generation), "x-goog-stored-content-length": str(len(data))}
+        headers = {
+            "x-goog-generation": str(generation),
+            "x-goog-stored-content-length": str(len(data)),
+        }
         match = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         if not match:
             return self._send(200, data, headers)
@@ -211,11 +239,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._error(result) if isinstance(result, int) else self._json(result)
 
     def _json(self, content: dict) -> None:
-        self._send(200, json.dumps(content).encode(), {"Content-Type": "application/json; charset=UTF-8"})
+        self._send(
+            200, json.dumps(content).encode(), {"Content-Type": "application/json; charset=UTF-8"}
+        )
 
     def _error(self, code: int) -> None:
         error = {"error": {"code": code, "message": f"stand-in: {code}"}}
-        self._send(code, b"" if code == 304 else json.dumps(error).encode(), {"Content-Type": "application/json"})
+        self._send(
+            code,
+            b"" if code == 304 else json.dumps(error).encode(),
+            {"Content-Type": "application/json"},
+        )
 
     def _send(self, code: int, data: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(code)

@@ -68,18 +68,24 @@ def serve() -> Iterator[tuple[FakeHub, str]]:
                 owner = values.get("organization") or "writer"
                 if owner != "writer":
                     return self.refuse(
-                        403, f"You don't have the rights to create a model under the namespace {owner!r}"
+                        403,
+                        f"You don't have the rights to create a model under the namespace {owner!r}",
                     )
                 repo = f"{owner}/{values['name']}"
                 if repo in hub.repos:
-                    return self.answer({"error": "You already created this repo", "url": f"{address}/{repo}"}, 409)
+                    return self.answer(
+                        {"error": "You already created this repo", "url": f"{address}/{repo}"}, 409
+                    )
                 hub.repos[repo] = {
-                    "private": values.get("visibility") == "private" or values.get("private") is True,
+                    "private": values.get("visibility") == "private"
+                    or values.get("private") is True,
                     "commits": {},
                 }
                 hub.commit(repo, {".gitattributes": b""})
                 return self.answer({"url": f"{address}/{repo}", "name": repo, "id": "1"})
-            match = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main(?:\?.*)?", self.path)
+            match = re.fullmatch(
+                r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main(?:\?.*)?", self.path
+            )
             if not match or match[1] not in hub.repos:
                 return self.refuse(404, "Repository not found", "RepoNotFound")
             if match[2] == "preupload":
@@ -89,9 +95,19 @@ def serve() -> Iterator[tuple[FakeHub, str]]:
                 ]
                 return self.answer({"files": files})
             lines = [json.loads(line) for line in body.splitlines()]
-            files = {v["value"]["path"]: base64.b64decode(v["value"]["content"]) for v in lines if v["key"] == "file"}
+            files = {
+                v["value"]["path"]: base64.b64decode(v["value"]["content"])
+                for v in lines
+                if v["key"] == "file"
+            }
             sha = hub.commit(match[1], files)
-            return self.answer({"commitUrl": f"{address}/{match[1]}/commit/{sha}", "commitOid": sha, "hookOutput": ""})
+            return self.answer(
+                {
+                    "commitUrl": f"{address}/{match[1]}/commit/{sha}",
+                    "commitOid": sha,
+                    "hookOutput": "",
+                }
+            )
 
         def do_GET(self):
             hub.requests.append((self.command, self.path))
@@ -110,10 +126,22 @@ def serve() -> Iterator[tuple[FakeHub, str]]:
                 return self.answer(data, ETag=etag, X_Repo_Commit=sha)
             oids = {name: hashlib.sha1(data).hexdigest() for name, data in files.items()}
             if match[2] == "tree":
-                entries = [{"type": "file", "path": n, "size": len(files[n]), "oid": oids[n]} for n in files]
+                entries = [
+                    {"type": "file", "path": n, "size": len(files[n]), "oid": oids[n]}
+                    for n in files
+                ]
                 return self.answer(entries)
             siblings = [{"rfilename": name} for name in files]
-            return self.answer({"_id": "1", "id": repo, "sha": sha, "siblings": siblings, "tags": [], "private": False})
+            return self.answer(
+                {
+                    "_id": "1",
+                    "id": repo,
+                    "sha": sha,
+                    "siblings": siblings,
+                    "tags": [],
+                    "private": False,
+                }
+            )
 
         do_HEAD = do_GET
 

@@ -20,7 +20,11 @@ def foreign_model(folder: Path, keys: dict[str, Any]) -> Path:
     """Write the exported model `pretrained:toy` with these keys in its stored config to a folder."""
     shutil.copytree(run_folder("pretrained:toy"), folder)
     arrays, metadata = _toy()
-    save_file(arrays, folder / "model.safetensors", metadata=metadata | {"config": _with(metadata["config"], keys)})
+    save_file(
+        arrays,
+        folder / "model.safetensors",
+        metadata=metadata | {"config": _with(metadata["config"], keys)},
+    )
     return folder
 
 

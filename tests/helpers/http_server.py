@@ -14,7 +14,9 @@ from t2t_flax.extensions.serving.service import Settings
 
 
 @contextlib.contextmanager
-def serving(runs, *, ready=True, max_batch=4, max_queue=64, health_limit=60.0, timeout=120.0, **settings):
+def serving(
+    runs, *, ready=True, max_batch=4, max_queue=64, health_limit=60.0, timeout=120.0, **settings
+):
     """Serve `{name: run}`; with `ready`, once its models are warmed up.
 
     Args:
@@ -22,12 +24,17 @@ def serving(runs, *, ready=True, max_batch=4, max_queue=64, health_limit=60.0, t
     """
     metrics, failed = Metrics(), threading.Event()
     limits = dict(max_batch=max_batch, max_queue=max_queue, health_limit=health_limit)
-    models = [ServedModel(name, run.config, lambda run=run: run, metrics, **limits) for name, run in runs.items()]
+    models = [
+        ServedModel(name, run.config, lambda run=run: run, metrics, **limits)
+        for name, run in runs.items()
+    ]
     app = create_app(models, Settings(timeout=timeout, **settings), metrics, failed.set)
     with TestClient(app, raise_server_exceptions=False) as client:
         server = Server(client, models, failed)
         if ready:
-            wait_for(lambda: failed.is_set() or server.get("/ready").status_code == 200, "ready server")
+            wait_for(
+                lambda: failed.is_set() or server.get("/ready").status_code == 200, "ready server"
+            )
             assert not failed.is_set(), [model.error for model in models]
         yield server
 

@@ -33,7 +33,9 @@ def _equations(jaxpr: Any, times: int = 1, parts: int = 1) -> Iterator[tuple[Any
         inner_times = times * (params["length"] if name == "scan" else 1)
         inner_parts = parts * (params["mesh"].size if name == "shard_map" else 1)
         inner_parts *= math.prod(params["grid_mapping"].grid) if name == "pallas_call" else 1
-        inner = params["branches"][-1:] if params.get("branches_platforms") else tuple(params.values())
+        inner = (
+            params["branches"][-1:] if params.get("branches_platforms") else tuple(params.values())
+        )
         for value in jax.tree.leaves(inner, is_leaf=lambda x: hasattr(x, "eqns")):
             if hasattr(value, "eqns"):  # a Jaxpr, or a ClosedJaxpr
                 yield from _equations(getattr(value, "jaxpr", value), inner_times, inner_parts)

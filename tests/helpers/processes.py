@@ -32,7 +32,11 @@ KEYS = {
 def environment(**more: str) -> dict[str, str]:
     """The environment of a user, without the tests' simulated devices."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_NUM_CPU", "T2T_"))}
-    return inherited | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"} | more
+    return (
+        inherited
+        | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+        | more
+    )
 
 
 def is_alive(pid: int) -> bool:
@@ -47,16 +51,24 @@ def wait_for(condition, what, seconds: float = 200.0) -> None:
     """what: said if the condition does not become true in time; text, or a function that returns it."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what() if callable(what) else what}"
+        assert time.monotonic() < deadline, (
+            f"not within {seconds} s: {what() if callable(what) else what}"
+        )
         time.sleep(0.02)
 
 
 def command(workdir, cache, name: str = "train", **keys) -> list[str]:
     """`python -m t2t_flax train ...`; keys such as `mesh_fsdp=2`."""
-    overrides = KEYS | {"data.cache": str(cache)} | {key.replace("_", ".", 1): value for key, value in keys.items()}
+    overrides = (
+        KEYS
+        | {"data.cache": str(cache)}
+        | {key.replace("_", ".", 1): value for key, value in keys.items()}
+    )
     config = [f"--config={ROOT / 'configs' / 'toy.py'}"] if name == "train" else []
     overrides = (
-        overrides if name == "train" else {k: v for k, v in overrides.items() if k in keys or k.startswith("mesh.")}
+        overrides
+        if name == "train"
+        else {k: v for k, v in overrides.items() if k in keys or k.startswith("mesh.")}
     )
     flags = [f"--config.{key}={value}" for key, value in overrides.items()]
     return [sys.executable, "-m", "t2t_flax", name, *config, f"--workdir={workdir}", *flags]
@@ -87,15 +99,22 @@ class Processes:
         self.logs = [logs / f"{i}-{time.monotonic_ns()}.log" for i in range(count)]
         self.all, self.tees = [], []
         for i in range(count):
-            variables = dict(T2T_NUM_PROCESSES=str(count), T2T_PROCESS_ID=str(i), JAX_COORDINATOR_ADDRESS=address)
+            variables = dict(
+                T2T_NUM_PROCESSES=str(count), T2T_PROCESS_ID=str(i), JAX_COORDINATOR_ADDRESS=address
+            )
             own_arguments = arguments if isinstance(arguments[0], str) else arguments[i]
             self.logs[i].touch()  # a test may read it before `tee` has started
             # Through a separate process, so that a file size limit does not apply to the log.
-            log = subprocess.Popen(["tee", str(self.logs[i])], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            log = subprocess.Popen(
+                ["tee", str(self.logs[i])], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            )
             self.tees.append(log)
             self.all.append(
                 subprocess.Popen(
-                    own_arguments, env=environment(**variables, **env), stdout=log.stdin, stderr=subprocess.STDOUT
+                    own_arguments,
+                    env=environment(**variables, **env),
+                    stdout=log.stdin,
+                    stderr=subprocess.STDOUT,
                 )
             )
             log.stdin.close()
@@ -124,16 +143,24 @@ class Processes:
         try:
             self.all[i].wait(max(0.1, seconds))
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"process {i} is still running after {seconds:.0f} s\n{self.outputs()}") from None
+            raise AssertionError(
+                f"process {i} is still running after {seconds:.0f} s\n{self.outputs()}"
+            ) from None
         self.tees[i].wait(120.0)
         return self.all[i].returncode
 
     def outputs(self) -> str:
-        return "\n".join(f"--- process {i}: {p.poll()}\n{self.output(i)[-3000:]}" for i, p in enumerate(self.all))
+        return "\n".join(
+            f"--- process {i}: {p.poll()}\n{self.output(i)[-3000:]}" for i, p in enumerate(self.all)
+        )
 
     def wait_for_step(self, workdir: Path, step: int, seconds: float = 400.0) -> None:
         """Waits until the run has logged this update."""
-        self.wait_for(lambda: any(line["step"] >= step for line in read_metrics(workdir)), f"update {step}", seconds)
+        self.wait_for(
+            lambda: any(line["step"] >= step for line in read_metrics(workdir)),
+            f"update {step}",
+            seconds,
+        )
 
     def wait_for_output(self, i: int, text: str, seconds: float = 400.0) -> None:
         self.wait_for(lambda: text in self.output(i), text, seconds)
@@ -141,7 +168,9 @@ class Processes:
     def wait_for(self, condition, event: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert all(p.poll() is None for p in self.all), f"ended before {event}\n{self.outputs()}"
+            assert all(p.poll() is None for p in self.all), (
+                f"ended before {event}\n{self.outputs()}"
+            )
             assert time.monotonic() < deadline, f"no {event} after {seconds} s\n{self.outputs()}"
             time.sleep(0.05)
 
@@ -153,18 +182,24 @@ def losses(workdir) -> dict[int, float]:
 
 def evaluations(workdir) -> dict[int, float]:
     """The validation loss of each evaluation."""
-    return {line["step"]: line["valid_nll"] for line in read_metrics(workdir) if "valid_nll" in line}
+    return {
+        line["step"]: line["valid_nll"] for line in read_metrics(workdir) if "valid_nll" in line
+    }
 
 
 def record(workdir, name: str) -> dict:
     """A record, and its hypotheses as `text`."""
     folder = Path(workdir) / "eval"
-    return json.loads((folder / f"{name}.json").read_text()) | {"text": (folder / f"{name}.hyp.txt").read_text()}
+    return json.loads((folder / f"{name}.json").read_text()) | {
+        "text": (folder / f"{name}.hyp.txt").read_text()
+    }
 
 
 def checkpoints(workdir) -> list[int]:
     """Steps that have a checkpoint."""
-    return sorted(int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit())
+    return sorted(
+        int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit()
+    )
 
 
 def resume(tmp_path, cache, count, **keys) -> None:

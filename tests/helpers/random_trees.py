@@ -7,7 +7,8 @@ def random_tree(rng, depth=0):
     if depth and (rng.random() < 0.4 or depth > 5):
         return Leaf(rng.choice(["NN", "VB", ",", "-LRB-", "."]), f"w{rng.randrange(99)}")
     return Node(
-        rng.choice(["S", "NP", "VP", "X"]), tuple(random_tree(rng, depth + 1) for _ in range(rng.randint(1, 4)))
+        rng.choice(["S", "NP", "VP", "X"]),
+        tuple(random_tree(rng, depth + 1) for _ in range(rng.randint(1, 4))),
     )
 
 

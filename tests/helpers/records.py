@@ -48,8 +48,11 @@ def without_search(monkeypatch) -> None:
     from t2t_flax.decoding.translator import Hypothesis, Translation
     from t2t_flax.evaluation.restore import TrainedModel
 
-    translate = lambda self, lines, **_: [Translation((Hypothesis(line, (), 0.0, 0.0, False),)) for line in lines]  # noqa: E731
+    translate = lambda self, lines, **_: [
+        Translation((Hypothesis(line, (), 0.0, 0.0, False),)) for line in lines
+    ]  # noqa: E731
     monkeypatch.setattr(TrainedModel, "translate", translate)
     monkeypatch.setattr(
-        "t2t_flax.evaluation.evaluate.ValidationLoss", lambda *_: lambda params: {"nll": 1.0, "loss": 1.0}
+        "t2t_flax.evaluation.evaluate.ValidationLoss",
+        lambda *_: lambda params: {"nll": 1.0, "loss": 1.0},
     )

@@ -17,7 +17,11 @@ DIRECTIONS = dict(train="en-de=toy:train:150; de-en=toy:train:120", vocab_size=4
 """Keys of `data` for a run of two directions, with `LANGUAGES`."""
 LANGUAGES = dict(directions="by_name, same=en-de")
 """Keys of `languages` for that run, whose test sets include one named `same`."""
-SHORT_SEARCH = {"decode.beam_size": "2", "decode.max_length_offset": "3", "decode.max_source_length": "40"}
+SHORT_SEARCH = {
+    "decode.beam_size": "2",
+    "decode.max_length_offset": "3",
+    "decode.max_source_length": "40",
+}
 
 
 def tiny_run(workdir, steps=12, **groups):

@@ -27,14 +27,19 @@ class TableModel:
     def start(self, seeds_B, beams: int, length: int):
         seeds_B = jnp.asarray(seeds_B, jnp.uint32)
         shape = (len(seeds_B), beams)
-        history = {"tokens": jnp.zeros((*shape, length), jnp.int32), "hash": jnp.zeros(shape, jnp.uint32)}
+        history = {
+            "tokens": jnp.zeros((*shape, length), jnp.int32),
+            "hash": jnp.zeros(shape, jnp.uint32),
+        }
         return {"self": history, "cross": {"seed": seeds_B}}
 
     def __call__(self, params, tokens_BxK, position, cache):
         tokens_BxK = jnp.where(position == 0, 0, tokens_BxK)
         history = cache["self"]["tokens"].at[:, :, position].set(tokens_BxK)
         steps = jnp.arange(history.shape[2])
-        terms = jnp.where(steps <= position, _term(history.astype(jnp.uint32), steps.astype(jnp.uint32)), 0)
+        terms = jnp.where(
+            steps <= position, _term(history.astype(jnp.uint32), steps.astype(jnp.uint32)), 0
+        )
         running = _mix(cache["self"]["hash"] * 31 + tokens_BxK.astype(jnp.uint32))
         key = _mix(terms.sum(-1, dtype=jnp.uint32) ^ running ^ cache["cross"]["seed"][:, None])
         logits = self._logits(params, key[..., None], jnp.arange(self.rows, dtype=jnp.uint32))
@@ -46,11 +51,15 @@ class TableModel:
 
     def score(self, seed: int, tokens: tuple[int, ...], params=PARAMS) -> float:
         """Log-probability of a sequence."""
-        return sum(self.log_probs(seed, tokens[:i], params)[token] for i, token in enumerate(tokens))
+        return sum(
+            self.log_probs(seed, tokens[:i], params)[token] for i, token in enumerate(tokens)
+        )
 
     def _logits(self, params, key, ids):
         unit = (_mix(key + ids * np.uint32(0x9E3779B9)) >> 8).astype(np.float32) / np.float32(2**24)
-        logits = (unit - np.float32(0.5)) * params["scale"] * (0 if self.flat else 1) + (ids == 1) * params["eos"]
+        logits = (unit - np.float32(0.5)) * params["scale"] * (0 if self.flat else 1) + (
+            ids == 1
+        ) * params["eos"]
         xp = np if isinstance(logits, np.ndarray) else jnp
         return xp.where(ids < self.vocab, logits, np.float32(-1e9))
 
@@ -58,12 +67,18 @@ class TableModel:
 def sentences(caps, prefix=None, keys=None, **more) -> Sentences:
     """Inputs of a search, of lists or arrays."""
     named = more if prefix is None else more | {"prefix": np.asarray(prefix, np.int32)}
-    return Sentences(jnp.asarray(caps, jnp.int32), keys, {name: jnp.asarray(x) for name, x in named.items()})
+    return Sentences(
+        jnp.asarray(caps, jnp.int32), keys, {name: jnp.asarray(x) for name, x in named.items()}
+    )
 
 
 def outputs(result, b: int) -> list[tuple[int, ...]]:
     """The hypotheses of a sentence."""
-    return [tuple(ids[:n].tolist()) for ids, n in zip(result.tokens[b], result.lengths[b], strict=True) if n]
+    return [
+        tuple(ids[:n].tolist())
+        for ids, n in zip(result.tokens[b], result.lengths[b], strict=True)
+        if n
+    ]
 
 
 def every_output(cap: int):
@@ -74,7 +89,9 @@ def every_output(cap: int):
 
 
 @functools.cache
-def _oracle(model: TableModel, seed: int, prefix: tuple[int, ...], scale: float, eos: float) -> np.ndarray:
+def _oracle(
+    model: TableModel, seed: int, prefix: tuple[int, ...], scale: float, eos: float
+) -> np.ndarray:
     inputs = np.array((0, *prefix), np.uint32)
     running = np.zeros(1, np.uint32)
     for token in inputs:

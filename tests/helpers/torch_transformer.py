@@ -11,19 +11,26 @@ class Seq2Seq(torch.nn.Module):
     def __init__(self, c, rows: int, eps: float):
         super().__init__()
         nn, shape = torch.nn, (c.d_model, c.num_heads, c.d_ff)
-        keys = dict(dropout=0.0, layer_norm_eps=eps, batch_first=True, norm_first=c.norm_placement == "pre")
+        keys = dict(
+            dropout=0.0, layer_norm_eps=eps, batch_first=True, norm_first=c.norm_placement == "pre"
+        )
         last = lambda: nn.LayerNorm(c.d_model, eps=eps) if c.norm_placement == "pre" else None  # noqa: E731
         layers = c.num_encoder_layers
         self.encoder = nn.TransformerEncoder(
             nn.TransformerEncoderLayer(*shape, **keys), layers, last(), enable_nested_tensor=False
         )
-        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(*shape, **keys), layers, last())
+        self.decoder = nn.TransformerDecoder(
+            nn.TransformerDecoderLayer(*shape, **keys), layers, last()
+        )
         self.table = nn.Parameter(torch.zeros(rows, c.d_model))
 
     def bottom(self, ids):
         """[B, L] -> (scaled rows [B, L, D], position vectors [L, D])."""
         d_model = self.table.shape[1]
-        position, i = torch.arange(ids.shape[1]).double()[:, None], torch.arange(0, d_model, 2).double()
+        position, i = (
+            torch.arange(ids.shape[1]).double()[:, None],
+            torch.arange(0, d_model, 2).double(),
+        )
         angle = position / 10000 ** (i / d_model)
         sinusoids = torch.stack([angle.sin(), angle.cos()], -1).reshape(-1, d_model).float()
         return torch.nn.functional.embedding(ids, self.table) * math.sqrt(d_model), sinusoids

@@ -18,13 +18,18 @@ class Lengths:
     origin = epath.Path("/dev/null/store")  # a plan beside it cannot be kept
 
     def __init__(self, source: np.ndarray, target: np.ndarray):
-        self.lengths = self.source_lengths, self.target_lengths = source.astype(np.int32), target.astype(np.int32)
+        self.lengths = self.source_lengths, self.target_lengths = (
+            source.astype(np.int32),
+            target.astype(np.int32),
+        )
         self.num_pairs, self._ids = len(source), np.zeros(0, int)
         self.longest = int(max(x.max() for x in self.lengths))
         self.mean_length = max(float(x.mean()) for x in self.lengths)
 
     def sentences(self, pairs):
-        return tuple(Sentences(self._ids, np.zeros(len(pairs), int), x[pairs]) for x in self.lengths)
+        return tuple(
+            Sentences(self._ids, np.zeros(len(pairs), int), x[pairs]) for x in self.lengths
+        )
 
 
 def log_normal(rng, count, longest):
@@ -56,7 +61,10 @@ def long_sources(rng, count, longest):
 
 def half_row_lengths(rng, count, longest):
     """Most pairs fill a row, and an update, about half or just over half."""
-    return [longest * rng.choice([0.3, 0.49, 0.51, 1.0], count, p=[0.3, 0.3, 0.3, 0.1]) for _ in range(2)]
+    return [
+        longest * rng.choice([0.3, 0.49, 0.51, 1.0], count, p=[0.3, 0.3, 0.3, 0.1])
+        for _ in range(2)
+    ]
 
 
 CORPORA = [log_normal, bimodal, equal_lengths, one_very_long, long_sources, half_row_lengths]

@@ -9,7 +9,14 @@ import pytest
 from helpers.cloud_programs import LAUNCH, dry, launch, recorded_calls, recording_programs
 from helpers.refusals import assert_names
 
-TRAIN = ["python", "-m", "t2t_flax", "train", "--config=configs/my run.py:big", "--workdir=gs://b/w"]
+TRAIN = [
+    "python",
+    "-m",
+    "t2t_flax",
+    "train",
+    "--config=configs/my run.py:big",
+    "--workdir=gs://b/w",
+]
 TRAIN.append("--config.data.train=a\"b,it's $HOME")
 QUOTED = """python -m t2t_flax train '--config=configs/my run.py:big' --workdir=gs://b/w '--config.data.train=a"b,it'\\''s $HOME'"""
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
@@ -17,7 +24,14 @@ GCLOUD = "gcloud compute tpus tpu-vm"
 QUEUED = "gcloud compute tpus queued-resources"
 TPU = ["--name=n", "--zone=z", "--project=p"]
 FIRST_PODS = "jobset.sigs.k8s.io/jobset-name=n,batch.kubernetes.io/job-completion-index=0"
-RUN = ["--name=n", "--nodes=2", "--gpus-per-node=8", "--time=60", "--partition=gpu", "--options=--account=a --qos=b"]
+RUN = [
+    "--name=n",
+    "--nodes=2",
+    "--gpus-per-node=8",
+    "--time=60",
+    "--partition=gpu",
+    "--options=--account=a --qos=b",
+]
 SBATCH = (
     "sbatch --job-name=n --nodes=2 --ntasks-per-node=8 --gres=gpu:8 --time=60 --partition=gpu "
     f"--export=ALL,T2T_RESTARTS=20,T2T_LAUNCH={LAUNCH} --account=a --qos=b"
@@ -97,20 +111,41 @@ def test_dry_runs_print_the_commands_that_real_runs_execute(launcher, tmp_path):
 def test_resume_removes_what_is_left_of_the_run_before(tmp_path):
     cancel, again = dry("skypilot", "resume", "--name=n", "--", *TRAIN, cwd=tmp_path)
     assert cancel[:3] == ["sky", "jobs", "cancel"] and "--env=T2T_EXTRAS=tpu,gcs" in again
-    delete, again = dry("xpk", "resume", "--cluster=c", "--name=n", "--image=i", "--", *TRAIN, cwd=tmp_path)
-    assert delete[:3] == ["xpk", "workload", "delete"] and again[:3] == ["xpk", "workload", "create"]
+    delete, again = dry(
+        "xpk", "resume", "--cluster=c", "--name=n", "--image=i", "--", *TRAIN, cwd=tmp_path
+    )
+    assert delete[:3] == ["xpk", "workload", "delete"] and again[:3] == [
+        "xpk",
+        "workload",
+        "create",
+    ]
 
 
 def test_babysit_dry_run(tmp_path):
     rounds = dry("queued_resource", "babysit", *TPU, "--", *TRAIN, cwd=tmp_path)
     words = [" ".join(line[:5]) if line[0] == "gcloud" else line[0] for line in rounds]
     run = ["git", f"{GCLOUD} scp", f"{GCLOUD} ssh"]
-    assert words == [f"{QUEUED} create", f"{GCLOUD} ssh", *run, f"{QUEUED} delete", f"{QUEUED} create", *run]
+    assert words == [
+        f"{QUEUED} create",
+        f"{GCLOUD} ssh",
+        *run,
+        f"{QUEUED} delete",
+        f"{QUEUED} create",
+        *run,
+    ]
 
 
 def test_run_on_a_tpu_vm_looks_for_running_commands_before_it_copies(tmp_path):
-    words = [line[:5] for line in dry("tpu_vm", "run", *TPU, "--env=TOKEN", "--", *TRAIN, cwd=tmp_path, TOKEN="x")]
-    assert [line[-1] for line in words if line[0] == "gcloud"] == ["ssh", "scp", "scp", "ssh"] and words[1][0] == "git"
+    words = [
+        line[:5]
+        for line in dry("tpu_vm", "run", *TPU, "--env=TOKEN", "--", *TRAIN, cwd=tmp_path, TOKEN="x")
+    ]
+    assert [line[-1] for line in words if line[0] == "gcloud"] == [
+        "ssh",
+        "scp",
+        "scp",
+        "ssh",
+    ] and words[1][0] == "git"
 
 
 REQUIRED = {"tpu_vm": TPU, "queued_resource": TPU, "xpk": ["--cluster=c", "--name=n", "--image=i"]}
@@ -125,10 +160,15 @@ def test_wrong_flags_are_refused_with_the_usage(launcher, tmp_path):
         (["fly", *required], "fly"),
         (["delete", *required, "--nmae=x"], "--nmae"),
         (["delete", *required, "now"], "now"),
-        *((["run", *required, f"--restarts={value}", "--", "x"], f"--restarts={value}") for value in ("08", "x", "")),
+        *(
+            (["run", *required, f"--restarts={value}", "--", "x"], f"--restarts={value}")
+            for value in ("08", "x", "")
+        ),
     ]:
         arguments = [*arguments[:1], "--dry-run", *arguments[1:]] if arguments else []
-        assert_names(launch(launcher, *arguments, cwd=tmp_path, code=2).stderr, name, f"launch/{launcher}.sh")
+        assert_names(
+            launch(launcher, *arguments, cwd=tmp_path, code=2).stderr, name, f"launch/{launcher}.sh"
+        )
 
 
 @pytest.mark.parametrize(
@@ -163,7 +203,9 @@ def test_wrong_flags_are_refused_with_the_usage(launcher, tmp_path):
     ],
 )
 def test_wrong_values_are_refused_before_the_first_step(call, name, tmp_path):
-    message = launch(*call.split(), cwd=tmp_path, code=2, **recording_programs(tmp_path)).stderr.partition("usage")[0]
+    message = launch(
+        *call.split(), cwd=tmp_path, code=2, **recording_programs(tmp_path)
+    ).stderr.partition("usage")[0]
     assert_names(message, name)
     assert "=value" not in message and not (tmp_path / "calls").exists()
 
@@ -180,7 +222,9 @@ def test_nfs_is_mounted_once(tmp_path, mounted):
     script = str(LAUNCH / "mount_nfs.sh")
     subprocess.run([script, "10.0.0.2:/share=/sweeps"], env=env, check=True)
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls == ([] if mounted else ["mkdir -p /sweeps", "mount -t nfs4 10.0.0.2:/share /sweeps"])
+    assert calls == (
+        [] if mounted else ["mkdir -p /sweeps", "mount -t nfs4 10.0.0.2:/share /sweeps"]
+    )
     wrong = subprocess.run([script, "10.0.0.2:/share"], env=env, capture_output=True, text=True)
     assert wrong.returncode == 2
     assert_names(wrong.stderr, "10.0.0.2:/share")

@@ -29,7 +29,11 @@ def packages(extras) -> set[str]:
     names = set()
     for requirement in (requirement for extra in extras for requirement in EXTRAS[extra]):
         nested = re.fullmatch(r"t2t-flax\[(.*)\]", requirement)
-        names |= packages(nested[1].split(",")) if nested else {re.match(r"[\w.-]+(\[\w+\])?", requirement)[0]}
+        names |= (
+            packages(nested[1].split(","))
+            if nested
+            else {re.match(r"[\w.-]+(\[\w+\])?", requirement)[0]}
+        )
     return names
 
 
@@ -39,7 +43,9 @@ def dry_text(*call, **env) -> str:
 
 def image() -> list[str]:
     """Extras of an image for TPUs, which GKE and xpk start."""
-    return re.search(r"^ARG EXTRAS=(.*)$", (ROOT / "Dockerfile").read_text(), re.M)[1].split(",") + ["tpu"]
+    return re.search(r"^ARG EXTRAS=(.*)$", (ROOT / "Dockerfile").read_text(), re.M)[1].split(
+        ","
+    ) + ["tpu"]
 
 
 def installed(launcher, command) -> set[str]:
@@ -68,7 +74,14 @@ COMMANDS = {
     ),
     "Japanese": ([*TRAIN, "--config.languages.directions=en-de,en-ja"], {"sacrebleu[ja]"}),
     "all": (
-        ["python", "-m", "t2t_flax", "sweep", "--workdir=gs://b/x", "--config.trackers.names=wandb,mlflow,trackio"],
+        [
+            "python",
+            "-m",
+            "t2t_flax",
+            "sweep",
+            "--workdir=gs://b/x",
+            "--config.trackers.names=wandb,mlflow,trackio",
+        ],
         {"gcsfs", "optuna", "wandb", "mlflow-skinny", "trackio"},
     ),
 }
@@ -93,8 +106,14 @@ def test_keys_that_a_config_file_sets_count(tmp_path):
 
 def test_every_extra_is_known_to_the_launchers():
     """Those that no command of a launched run needs are named here."""
-    assert launcher_extras() | {"tpu", "cuda", "plan", "plan-gpu", "torch", "dev", "all"} == EXTRAS.keys()
-    assert set(EXTRAS["all"][0].removeprefix("t2t-flax[").rstrip("]").split(",")) | set(image()) >= launcher_extras()
+    assert (
+        launcher_extras() | {"tpu", "cuda", "plan", "plan-gpu", "torch", "dev", "all"}
+        == EXTRAS.keys()
+    )
+    assert (
+        set(EXTRAS["all"][0].removeprefix("t2t-flax[").rstrip("]").split(",")) | set(image())
+        >= launcher_extras()
+    )
 
 
 SECRET = 'a secret\'s "value" $HOME'
@@ -108,7 +127,10 @@ FLAGS = {
 def test_value_of_a_variable_stands_on_no_command_line(launcher, tmp_path):
     env = {"TOKEN": SECRET, "OTHER": "x"}
     call = ["run", *FLAGS[launcher], "--env=TOKEN,OTHER", "--", *TRAIN]
-    assert "a secret" not in launch(launcher, call[0], "--dry-run", *call[1:], cwd=tmp_path, **env).stdout
+    assert (
+        "a secret"
+        not in launch(launcher, call[0], "--dry-run", *call[1:], cwd=tmp_path, **env).stdout
+    )
     result = launch(launcher, *call, cwd=tmp_path, **recording_programs(tmp_path) | env)
     assert "a secret" not in result.stdout + result.stderr + (tmp_path / "calls").read_text()
 
@@ -116,24 +138,52 @@ def test_value_of_a_variable_stands_on_no_command_line(launcher, tmp_path):
 def test_gke_passes_variables_in_a_secret(tmp_path):
     values = {"TOKEN": SECRET, "OTHER": "two\nlines\n"}
     env = recording_programs(tmp_path) | values
-    launch("gke", "run", "--name=007", "--image=i", "--env=TOKEN,OTHER", "--", *TRAIN, cwd=tmp_path, **env)
-    secret, jobset = (each for each in yaml.safe_load_all((tmp_path / "manifests").read_text()) if each)
+    launch(
+        "gke",
+        "run",
+        "--name=007",
+        "--image=i",
+        "--env=TOKEN,OTHER",
+        "--",
+        *TRAIN,
+        cwd=tmp_path,
+        **env,
+    )
+    secret, jobset = (
+        each for each in yaml.safe_load_all((tmp_path / "manifests").read_text()) if each
+    )
     assert secret["kind"] == "Secret" and secret["stringData"] == values
     assert jobset["metadata"]["name"] == "007"
-    (container,) = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    (container,) = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
+        "containers"
+    ]
     assert container["envFrom"] == [{"secretRef": {"name": secret["metadata"]["name"]}}]
 
 
 def test_skypilot_and_xpk_read_the_values_themselves(tmp_path):
-    (words,) = dry("skypilot", "run", "--name=n", "--env=TOKEN", "--", *TRAIN, cwd=ROOT, TOKEN=SECRET)
+    (words,) = dry(
+        "skypilot", "run", "--name=n", "--env=TOKEN", "--", *TRAIN, cwd=ROOT, TOKEN=SECRET
+    )
     assert "--secret=TOKEN" in words
-    (words,) = dry("skypilot", "run", "--name=n", "--accelerators=TPU-v6e-8", "--", *TRAIN, cwd=ROOT)
+    (words,) = dry(
+        "skypilot", "run", "--name=n", "--accelerators=TPU-v6e-8", "--", *TRAIN, cwd=ROOT
+    )
     assert "--env=T2T_EXTRAS=tpu" in words
     programs = recording_programs(tmp_path)
     Path(programs["PATH"].split(":")[0], "xpk").write_text(
         f'#!/bin/sh\nfor word; do case $word in --env-file=*) cat "${{word#*=}}" >{tmp_path}/names ;; esac; done\n'
     )
-    launch("xpk", "run", *FLAGS["xpk"], "--env=TOKEN", "--", *TRAIN, cwd=tmp_path, **programs, TOKEN=SECRET)
+    launch(
+        "xpk",
+        "run",
+        *FLAGS["xpk"],
+        "--env=TOKEN",
+        "--",
+        *TRAIN,
+        cwd=tmp_path,
+        **programs,
+        TOKEN=SECRET,
+    )
     assert (tmp_path / "names").read_text() == "PYTHONUNBUFFERED=1\nTOKEN\n"
 
 

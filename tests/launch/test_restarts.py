@@ -104,7 +104,9 @@ def test_failures_are_requeued_up_to_the_limit(slurm, tmp_path):
     job = lambda codes: slurm(codes, T2T_RESTARTS="02")  # noqa: E731
     assert [job("exit 1") for _ in range(3)] == [(0, True), (0, True), (1, False)]
     assert not list(tmp_path.glob(".t2t*"))
-    assert [job(end)[1] for end in ("exit 1", "exit 137", "exit 75", 'touch "$T2T_PROGRESS"; exit 1')] == [True] * 4
+    assert [
+        job(end)[1] for end in ("exit 1", "exit 137", "exit 75", 'touch "$T2T_PROGRESS"; exit 1')
+    ] == [True] * 4
     assert [job("exit 1")[1] for _ in range(2)] == [True, False]
 
 
@@ -121,7 +123,9 @@ def test_slurm_is_asked_again(slurm, hiccups, requeued, tmp_path):
     job = lambda command: restarts.slurm(command, pause=0)  # noqa: E731
     assert slurm("exit 75", squeue=f"{hiccup} echo RUNNING", run=job) == (0, requeued)
     (tmp_path / "asked").unlink()
-    assert slurm("exit 75", scontrol=hiccup, run=job) == ((0, True) if hiccups == 1 else (75, False))
+    assert slurm("exit 75", scontrol=hiccup, run=job) == (
+        (0, True) if hiccups == 1 else (75, False)
+    )
 
 
 @needs_bash
@@ -163,7 +167,9 @@ def test_signal_while_a_process_starts_reaches_it_once(monkeypatch):
 @needs_bash
 def test_batch_script_calls_it(slurm):
     def run(command):
-        return subprocess.run(["bash", LAUNCH / "slurm.sbatch", *command], capture_output=True, timeout=100).returncode
+        return subprocess.run(
+            ["bash", LAUNCH / "slurm.sbatch", *command], capture_output=True, timeout=100
+        ).returncode
 
     assert slurm("exit 2 / exit 1", run=run) == (2, False)
     assert slurm("exit 75", run=run, T2T_LAUNCH=str(LAUNCH)) == (0, True)

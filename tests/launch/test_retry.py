@@ -32,7 +32,9 @@ def test_only_failures_and_stops_restart(codes, expected, runs, tmp_path):
         f'codes=({codes}); echo x >>ran; n=$(wc -l <ran); code=${{codes[n - 1]}}; [[ $code != *+ ]] || touch "$T2T_PROGRESS"; '
         'exit "${code%+}"'
     )
-    process = retry("--restarts=3", "--delay=0", "--exit-file=code", "--", "bash", "-c", command, cwd=tmp_path)
+    process = retry(
+        "--restarts=3", "--delay=0", "--exit-file=code", "--", "bash", "-c", command, cwd=tmp_path
+    )
     process.communicate(timeout=300)
     assert process.returncode == expected == int((tmp_path / "code").read_text())
     assert len((tmp_path / "ran").read_text().split()) == runs
@@ -40,7 +42,9 @@ def test_only_failures_and_stops_restart(codes, expected, runs, tmp_path):
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_signal_is_forwarded_and_nothing_restarts(name, tmp_path):
-    command = f'trap "sleep 0.3; echo saved; exit 75" {name[3:]}; touch up; while :; do sleep 0.05; done'
+    command = (
+        f'trap "sleep 0.3; echo saved; exit 75" {name[3:]}; touch up; while :; do sleep 0.05; done'
+    )
     process = retry("--delay=0", "--exit-file=code", "--", "bash", "-c", command, cwd=tmp_path)
     wait_for((tmp_path / "up").exists, "it runs")
     process.send_signal(getattr(signal, name))
@@ -60,7 +64,9 @@ def test_exit_file_may_be_a_device(tmp_path):
 
 def test_hangup_that_nohup_ignores_stays_ignored(tmp_path):
     command = "touch up; until [ -e go ]; do sleep 0.05; done"
-    process = subprocess.Popen(["nohup", RETRY, "--", "bash", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        ["nohup", RETRY, "--", "bash", "-c", command], cwd=tmp_path, stderr=subprocess.PIPE
+    )
     wait_for((tmp_path / "up").exists, "it runs")
     process.send_signal(signal.SIGHUP)
     (tmp_path / "go").touch()

@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 from helpers.processes import ROOT, checkpoints, command, environment, losses, wait_for
 
-PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
+PROGRAMS = (
+    "slurmctld",
+    "slurmd",
+    "munged",
+    "sbatch",
+    "srun",
+    "squeue",
+    "scontrol",
+    "scancel",
+    "sinfo",
+)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 CONF = """ClusterName=test
@@ -78,12 +88,20 @@ def slurm(tmp_path_factory):
     ]
     daemons = []
     try:
-        for words in (["munged", "--foreground", "--force", *munge], ["slurmctld", "-D"], ["slurmd", "-D"]):
+        for words in (
+            ["munged", "--foreground", "--force", *munge],
+            ["slurmctld", "-D"],
+            ["slurmd", "-D"],
+        ):
             with (folder / f"{words[0]}.out").open("w") as log:
                 daemons.append(subprocess.Popen(words, env=env, stdout=log, stderr=log))
             if words[0] == "munged":
-                wait_for((folder / "munge.socket").exists, lambda: (folder / "munged.out").read_text())
-        logs = lambda: "\n".join(p.read_text()[-2000:] for p in folder.glob("*.*") if p.suffix in (".log", ".out"))  # noqa: E731
+                wait_for(
+                    (folder / "munge.socket").exists, lambda: (folder / "munged.out").read_text()
+                )
+        logs = lambda: "\n".join(
+            p.read_text()[-2000:] for p in folder.glob("*.*") if p.suffix in (".log", ".out")
+        )  # noqa: E731
         wait_for(lambda: "idle" in output_of(["sinfo", "--noheader", "--format=%T"], env), logs)
         yield env
         subprocess.run(["scancel", "--me"], env=env)
@@ -139,7 +157,9 @@ def test_training_of_two_tasks_survives_two_requeues(slurm, tmp_path, cache):
     The environment variable T2T_SLURM_LOG names a file for a copy of the job's log.
     """
     log, steps = tmp_path / "train.log", 150
-    keys = dict(mesh_cpu_devices=1, train_steps=steps, checkpoint_every_steps=50, eval_every_steps=75)
+    keys = dict(
+        mesh_cpu_devices=1, train_steps=steps, checkpoint_every_steps=50, eval_every_steps=75
+    )
     train = command(tmp_path / "run", cache, **keys)
     job = submit(slurm, tmp_path, "run", "--name=train", "--tasks-per-node=2", "--", *train)
     text = lambda: log.read_text() if log.exists() else ""  # noqa: E731
@@ -149,10 +169,15 @@ def test_training_of_two_tasks_survives_two_requeues(slurm, tmp_path, cache):
     output_of(["scancel", "--signal=TERM", job], slurm)
     start_requeued(slurm, job, 1)
     first = int(re.search(r"stopped by \w+ after update (\d+), saved", text()).group(1))
-    assert re.search(rf"start 1 of job {job} ended with exit code 75, state RUNNING", text()) and first < steps
+    assert (
+        re.search(rf"start 1 of job {job} ended with exit code 75, state RUNNING", text())
+        and first < steps
+    )
 
     wait_for(
-        lambda: f"after update {first}" in text().split("start 1 of job")[1] and reached(first + 10)(),
+        lambda: (
+            f"after update {first}" in text().split("start 1 of job")[1] and reached(first + 10)()
+        ),
         text,
         seconds=200,
     )
@@ -165,14 +190,25 @@ def test_training_of_two_tasks_survives_two_requeues(slurm, tmp_path, cache):
 
     wait_for(lambda: state(slurm, job) in ("COMPLETED", "FAILED", ""), text, seconds=400)
     assert f"start 3 of job {job} ended with exit code 0" in text(), text()
-    assert text().count("resuming ") == 2 and f"resuming {tmp_path / 'run'} after update {second}" in text()
-    assert checkpoints(tmp_path / "run")[-1] == steps and (tmp_path / "run" / "complete.json").exists()
+    assert (
+        text().count("resuming ") == 2
+        and f"resuming {tmp_path / 'run'} after update {second}" in text()
+    )
+    assert (
+        checkpoints(tmp_path / "run")[-1] == steps and (tmp_path / "run" / "complete.json").exists()
+    )
 
     # Undisturbed as a local pod of two processes: the same losses, bit for bit.
     undisturbed = command(tmp_path / "whole", cache, **keys)
     subprocess.run(
-        [str(ROOT / "launch" / "local_pod.sh"), "2", "--", *undisturbed], env=environment(), check=True, timeout=400
+        [str(ROOT / "launch" / "local_pod.sh"), "2", "--", *undisturbed],
+        env=environment(),
+        check=True,
+        timeout=400,
     )
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole") and len(losses(tmp_path / "run")) == steps
+    assert (
+        losses(tmp_path / "run") == losses(tmp_path / "whole")
+        and len(losses(tmp_path / "run")) == steps
+    )
     if keep := os.environ.get("T2T_SLURM_LOG"):
         Path(keep).write_text(text())

@@ -68,14 +68,21 @@ def cloud(tmp_path):
     ):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
-    env = {"PATH": f"{programs}:{os.environ['PATH']}", "CLOUD": str(tmp_path), "TMPDIR": str(tmp_path), "HOSTS": "host"}
+    env = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "CLOUD": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+        "HOSTS": "host",
+    }
     return tmp_path, os.environ | env
 
 
 def launch(script, *arguments, cloud, timeout=300):
     folder, env = cloud
     command = [str(LAUNCH / f"{script}.sh"), arguments[0], "--name=n", "--zone=z", *arguments[1:]]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout
+    )
 
 
 def status(cloud) -> str:
@@ -100,14 +107,21 @@ def test_run_status_and_resume_on_a_tpu_vm(cloud):
     assert result.returncode == 0, result.stderr
     assert not (folder / "host" / "t2t.env").exists()
     wait_for(lambda: status(cloud) == "running", "the command runs")
-    again = launch("tpu_vm", "resume", "--", *command, cloud=cloud)  # two runs never share the chips
+    again = launch(
+        "tpu_vm", "resume", "--", *command, cloud=cloud
+    )  # two runs never share the chips
     assert again.returncode != 0
     assert (folder / "host" / "t2t_flax" / "launch" / "README.md").exists() and "-e .[tpu]" in (
         folder / "python3"
     ).read_text()
     (folder / "go").touch()
     wait_for(lambda: status(cloud) == "2", "the command has ended")
-    assert (folder / "host" / "t2t.log").read_text().splitlines()[-4:] == ["it's $HOME", "a b", "it's", "$HOME"]
+    assert (folder / "host" / "t2t.log").read_text().splitlines()[-4:] == [
+        "it's $HOME",
+        "a b",
+        "it's",
+        "$HOME",
+    ]
     assert launch("tpu_vm", "resume", "--", "true", cloud=cloud).returncode == 0
     wait_for(lambda: status(cloud) == "0", "the second run has ended")
 
@@ -118,7 +132,17 @@ def test_babysit_replaces_a_lost_slice(last, expected, cloud):
     folder, _ = cloud
     # The first slice is lost during the run: all of its processes disappear at once.
     inner = f'echo x >>"$CLOUD/ran"; [ -e "$CLOUD/lost" ] && exit {last}; touch "$CLOUD/lost"; echo SUSPENDED >"$CLOUD/state"; kill -9 $PPID'
-    result = launch("queued_resource", "babysit", "--poll=0", "--restarts=0", "--", "bash", "-c", inner, cloud=cloud)
+    result = launch(
+        "queued_resource",
+        "babysit",
+        "--poll=0",
+        "--restarts=0",
+        "--",
+        "bash",
+        "-c",
+        inner,
+        cloud=cloud,
+    )
     assert result.returncode == expected, result.stderr
     assert (folder / "ran").read_text() == "x\nx\n"
     calls = (folder / "calls").read_text().splitlines()
@@ -140,7 +164,9 @@ def test_results_of_earlier_runs_do_not_count(old, same, cloud):
     before = command if same else ["bash", "-c", f'touch "$CLOUD/first"; exit {old}']
     assert launch("tpu_vm", "run", "--restarts=0", "--", *before, cloud=cloud).returncode == 0
     wait_for(lambda: status(cloud) == str(old), "the first run has ended")
-    result = launch("queued_resource", "babysit", "--poll=0", "--restarts=0", "--", *command, cloud=cloud)
+    result = launch(
+        "queued_resource", "babysit", "--poll=0", "--restarts=0", "--", *command, cloud=cloud
+    )
     assert result.returncode == 0 and (folder / "second").exists(), result.stderr
 
 
@@ -161,7 +187,9 @@ def test_host_that_reboots_gets_its_command_again(cloud):
         inner,
     ]
     process = subprocess.Popen(babysit, cwd=folder, env=env, stderr=subprocess.DEVNULL)
-    ran = lambda host: (folder / f"ran.{host}").read_text().split() if (folder / f"ran.{host}").exists() else []  # noqa: E731
+    ran = lambda host: (
+        (folder / f"ran.{host}").read_text().split() if (folder / f"ran.{host}").exists() else []
+    )  # noqa: E731
     wait_for(lambda: ran("host") and ran("other"), "both hosts run it")
     psutil.Process(int(ran("other")[0])).kill()  # retry.sh; its guard ends the command
     wait_for(lambda: len(ran("other")) == 2, "the second host runs it again")
@@ -172,7 +200,9 @@ def test_host_that_reboots_gets_its_command_again(cloud):
 def test_other_hosts_tell_how_the_command_ended(cloud):
     cloud[1]["HOSTS"] = "host other"
     command = ["bash", "-c", '[ "$HOST" = host ] || exit 2; exit 1']
-    result = launch("queued_resource", "babysit", "--poll=0", "--restarts=0", "--", *command, cloud=cloud)
+    result = launch(
+        "queued_resource", "babysit", "--poll=0", "--restarts=0", "--", *command, cloud=cloud
+    )
     assert result.returncode == 2, result.stderr
 
 
@@ -181,11 +211,18 @@ def test_second_run_is_refused_while_the_first_is_installed(cloud):
     assert launch("tpu_vm", "create", cloud=cloud).returncode == 0
     (folder / "install_slowly").touch()
     run = [LAUNCH / "tpu_vm.sh", "run", "--name=n", "--zone=z", "--restarts=0", "--"]
-    first = subprocess.Popen([*run, "sh", "-c", "exit 3"], cwd=folder, env=env, stderr=subprocess.DEVNULL)
+    first = subprocess.Popen(
+        [*run, "sh", "-c", "exit 3"], cwd=folder, env=env, stderr=subprocess.DEVNULL
+    )
     wait_for((folder / "python3").exists, "it is installed")
     assert status(cloud) == "running"
     second = subprocess.Popen([*run, "true"], cwd=folder, env=env, stderr=subprocess.DEVNULL)
-    wait_for(lambda: second.poll() is not None or (folder / "python3").read_text().count("pip install") > 1, "its end")
+    wait_for(
+        lambda: (
+            second.poll() is not None or (folder / "python3").read_text().count("pip install") > 1
+        ),
+        "its end",
+    )
     (folder / "install_slowly").unlink()
     assert second.wait(300) == 1 and first.wait(300) == 0
     wait_for(lambda: status(cloud) != "running", "the first has ended")
@@ -212,9 +249,12 @@ def test_secrets_are_removed_from_hosts_that_were_not_reached(cloud):
     assert launch("tpu_vm", "create", cloud=cloud).returncode == 0
     gcloud = folder / "bin" / "gcloud"
     gcloud.write_text(
-        gcloud.read_text() + "if action == 'scp' and 't2t.env' in words[0]: sys.exit('cannot reach a host')\n"
+        gcloud.read_text()
+        + "if action == 'scp' and 't2t.env' in words[0]: sys.exit('cannot reach a host')\n"
     )
-    result = launch("tpu_vm", "run", "--env=TOKEN", "--", "true", cloud=(folder, env | {"TOKEN": "secret"}))
+    result = launch(
+        "tpu_vm", "run", "--env=TOKEN", "--", "true", cloud=(folder, env | {"TOKEN": "secret"})
+    )
     assert result.returncode != 0 and not (folder / "host" / "t2t.env").exists(), result.stderr
 
 
@@ -222,7 +262,11 @@ def test_values_of_variables_arrive_as_they_are(cloud):
     folder, env = cloud
     assert launch("tpu_vm", "create", cloud=cloud).returncode == 0
     values = {"OPTION": "-n", "LINES_": "two\nlines\n\n", "QUOTES": 'it\'s \\ "$HOME" `x`'}
-    show = [sys.executable, "-c", f"import os; print(repr([os.environ[name] for name in {list(values)}]))"]
+    show = [
+        sys.executable,
+        "-c",
+        f"import os; print(repr([os.environ[name] for name in {list(values)}]))",
+    ]
     call = ["run", f"--env={','.join(values)}", "--", *show]
     assert launch("tpu_vm", *call, cloud=(folder, env | values)).returncode == 0
     wait_for(lambda: status(cloud) == "0", "the run has ended")
@@ -240,7 +284,9 @@ def test_status_distinguishes_commands(cloud):
 def test_babysit_needs_a_commit_before_it_pays_for_a_slice(cloud):
     folder, _ = cloud
     (folder / "bin" / "git").write_text("#!/bin/sh\nexit 128\n")
-    result = launch("queued_resource", "babysit", "--poll=0", "--failures=1", "--", "true", cloud=cloud)
+    result = launch(
+        "queued_resource", "babysit", "--poll=0", "--failures=1", "--", "true", cloud=cloud
+    )
     assert result.returncode == 2 and "commit" in result.stderr and not (folder / "calls").exists()
 
 
@@ -249,7 +295,9 @@ def test_babysit_ends_after_repeated_failures(error, cloud):
     """A wrong accelerator type or an expired login must not look like a missing slice."""
     folder, env = cloud
     env = env | {error: "ERROR: there was a problem refreshing your current auth tokens"}
-    result = launch("queued_resource", "babysit", "--poll=0", "--failures=3", "--", "true", cloud=(folder, env))
+    result = launch(
+        "queued_resource", "babysit", "--poll=0", "--failures=3", "--", "true", cloud=(folder, env)
+    )
     assert result.returncode == 1 and env[error] in result.stderr, result.stderr
     calls = (folder / "calls").read_text().splitlines()
     assert calls.count("queued-resources create") == (4 if error == "CREATE_ERROR" else 0)
@@ -258,7 +306,9 @@ def test_babysit_ends_after_repeated_failures(error, cloud):
 def test_hosts_get_the_committed_files(cloud):
     folder, _ = cloud
     launch("tpu_vm", "create", cloud=cloud)
-    archive = shlex.split(launch("tpu_vm", "run", "--dry-run", "--", "true", cloud=cloud).stdout.splitlines()[1])
+    archive = shlex.split(
+        launch("tpu_vm", "run", "--dry-run", "--", "true", cloud=cloud).stdout.splitlines()[1]
+    )
     assert archive[0] == "git" and archive[-1] == "HEAD"
     assert f"--output={folder}/t2t_flax.XXXXXX/t2t_flax.tgz" in archive
     assert launch("tpu_vm", "run", "--", "true", cloud=cloud).returncode == 0
@@ -270,7 +320,9 @@ def test_babysit_gives_up_where_the_command_never_runs(cloud):
     folder, env = cloud
     (folder / "bin" / "nohup").write_text("#!/bin/sh\n")
     (folder / "bin" / "nohup").chmod(0o755)
-    result = launch("queued_resource", "babysit", "--poll=0", "--failures=4", "--", "true", cloud=cloud)
+    result = launch(
+        "queued_resource", "babysit", "--poll=0", "--failures=4", "--", "true", cloud=cloud
+    )
     assert result.returncode == 1, result.stderr
     calls = (folder / "calls").read_text().splitlines()
     assert calls.count("tpu-vm scp") == 2 and calls.count("queued-resources create") == 1

@@ -24,7 +24,9 @@ def causal_attention(request):
     module = SelfAttention(Model(d_model=16, num_heads=4, **CASES[request.param]), causal=True)
     x = jax.random.normal(jax.random.key(1), (ROWS, LENGTH, 16))
     variables = jax.jit(module.init)(jax.random.key(0), x[:, :8], whole_rows(8))
-    params = jax.tree.map(lambda p: p + 0.3 * jnp.cos(jnp.arange(p.size)).reshape(p.shape), variables["params"])
+    params = jax.tree.map(
+        lambda p: p + 0.3 * jnp.cos(jnp.arange(p.size)).reshape(p.shape), variables["params"]
+    )
     return module, {"params": params}, x
 
 
@@ -41,7 +43,9 @@ def test_whole_rows_and_decoding_steps_agree(causal_attention):
     @jax.jit
     def decode(variables):
         def step(cache, position):
-            out, cache = module.apply(variables, x[:, None, position], cache, position, method="step")
+            out, cache = module.apply(
+                variables, x[:, None, position], cache, position, method="step"
+            )
             return cache, out[:, 0]
 
         cache = module.apply(variables, ROWS, 1, LENGTH, method="empty_cache")
@@ -66,12 +70,21 @@ def test_segments_restart_positions(causal_attention):
 def test_grouped_heads_equal_repeated_key_heads(kv_heads):
     """Output, and the gradient of the shared kernel as the sum over its group; the cache is smaller by the same factor."""
     shape = dict(d_model=12, num_heads=6, d_k=4, d_v=5)
-    grouped, full = MultiHeadAttention(Model(**shape, num_kv_heads=kv_heads)), MultiHeadAttention(Model(**shape))
-    x, memory = (jax.random.normal(jax.random.key(n), (2, length, 12)) for n, length in ((0, 5), (1, 7)))
+    grouped, full = (
+        MultiHeadAttention(Model(**shape, num_kv_heads=kv_heads)),
+        MultiHeadAttention(Model(**shape)),
+    )
+    x, memory = (
+        jax.random.normal(jax.random.key(n), (2, length, 12)) for n, length in ((0, 5), (1, 7))
+    )
     mask = jnp.ones((2, 1, 5, 7), bool).at[1, :, :, 4:].set(False)
-    params = nn.unbox(jax.jit(lambda key: grouped.init(key, x, memory, mask, None))(jax.random.key(2)))["params"]
+    params = nn.unbox(
+        jax.jit(lambda key: grouped.init(key, x, memory, mask, None))(jax.random.key(2))
+    )["params"]
     repeats = 6 // kv_heads
-    repeated = params | {n: {"kernel": jnp.repeat(params[n]["kernel"], repeats, axis=1)} for n in ("key", "value")}
+    repeated = params | {
+        n: {"kernel": jnp.repeat(params[n]["kernel"], repeats, axis=1)} for n in ("key", "value")
+    }
 
     def output_and_gradient(module, params):
         def loss(p):
@@ -88,8 +101,15 @@ def test_grouped_heads_equal_repeated_key_heads(kv_heads):
         assert params[name]["kernel"].shape[1] == kv_heads
         summed = grads_full[name]["kernel"].reshape(12, kv_heads, repeats, -1).sum(2)
         np.testing.assert_allclose(grads[name]["kernel"], summed, atol=1e-4)
-    cache = SelfAttention(grouped.config, causal=True).apply({"params": params}, 3, 2, 8, method="empty_cache")
-    assert cache.key.shape == (3, kv_heads, 4, 2 * 8) and cache.value.shape == (3, kv_heads, 2 * 8, 5)
+    cache = SelfAttention(grouped.config, causal=True).apply(
+        {"params": params}, 3, 2, 8, method="empty_cache"
+    )
+    assert cache.key.shape == (3, kv_heads, 4, 2 * 8) and cache.value.shape == (
+        3,
+        kv_heads,
+        2 * 8,
+        5,
+    )
 
 
 def test_heads_of_keys_must_divide_those_of_queries():

@@ -14,8 +14,14 @@ def random(shape, seed, dtype=jnp.float32):
 
 
 def test_product_and_bias_are_rounded_once():
-    x, kernel, bias = random((3, 5), 0, jnp.bfloat16), random((5, 7), 1, jnp.bfloat16), random((7,), 2) * 100
-    module = Einsum("...d,df->...f", (5, 7), ("embed", "mlp"), use_bias=True, dtype=jnp.dtype("bfloat16"))
+    x, kernel, bias = (
+        random((3, 5), 0, jnp.bfloat16),
+        random((5, 7), 1, jnp.bfloat16),
+        random((7,), 2) * 100,
+    )
+    module = Einsum(
+        "...d,df->...f", (5, 7), ("embed", "mlp"), use_bias=True, dtype=jnp.dtype("bfloat16")
+    )
     y = module.apply({"params": {"kernel": kernel.astype(jnp.float32), "bias": bias}}, x)
     exact = x.astype(jnp.float32) @ kernel.astype(jnp.float32) + bias
     np.testing.assert_array_equal(y, exact.astype(jnp.bfloat16))
@@ -43,4 +49,6 @@ def test_layer_norm_and_its_gradients_are_flaxs(dtype):
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
         assert a.dtype == b.dtype
         scale = float(jnp.abs(b).max())
-        np.testing.assert_allclose(a.astype(jnp.float32) / scale, b.astype(jnp.float32) / scale, atol=rounding)
+        np.testing.assert_allclose(
+            a.astype(jnp.float32) / scale, b.astype(jnp.float32) / scale, atol=rounding
+        )

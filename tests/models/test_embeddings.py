@@ -38,11 +38,15 @@ def test_ordered_sums_of_rows_are_the_gradient_of_a_lookup(ids, dtype):
 @pytest.mark.parametrize(("platform", "unique"), [("cuda", {"true"}), ("cpu", {"false"})])
 def test_gradients_of_tables_are_ordered_sums_on_a_gpu(platform, unique):
     """Elsewhere a plain scatter has an order."""
-    model, _, state, _ = model_and_state(small_config(model=dict(position="learned", decoder_start_token="eos")))
+    model, _, state, _ = model_and_state(
+        small_config(model=dict(position="learned", decoder_start_token="eos"))
+    )
     batch = rows_alone(random_pairs(4), 24)
 
     def total(params):
         return model.apply({"params": params}, batch, method="hidden").sum()
 
-    text = jax.jit(jax.grad(total)).trace(state.params).lower(lowering_platforms=(platform,)).as_text()
+    text = (
+        jax.jit(jax.grad(total)).trace(state.params).lower(lowering_platforms=(platform,)).as_text()
+    )
     assert set(_SCATTER.findall(text)) == unique

@@ -19,7 +19,10 @@ EXAMPLES = {
 
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(name, marks=[] if name == "clipped_distance.py" else [pytest.mark.slow]) for name in EXAMPLES],
+    [
+        pytest.param(name, marks=[] if name == "clipped_distance.py" else [pytest.mark.slow])
+        for name in EXAMPLES
+    ],
 )
 def test_documented_example_trains_and_decodes(example, monkeypatch):
     keys = EXAMPLES[example]
@@ -41,8 +44,12 @@ def test_documented_example_trains_and_decodes(example, monkeypatch):
     cache = start(batch["source"])
     step = jax.jit(lambda *args: model.apply(params, *args, method="decode_step"))
     for position in range(3):
-        tokens_BxK = batch["target"][:, position - 1 : position] if position else np.zeros((3, 1), np.int32)
+        tokens_BxK = (
+            batch["target"][:, position - 1 : position] if position else np.zeros((3, 1), np.int32)
+        )
         logits, cache = step(tokens_BxK, jnp.int32(position), cache)
         for row, (_, target) in enumerate(pairs):
             if position < len(target):
-                np.testing.assert_allclose(jax.nn.log_softmax(logits[row, 0]), log_p[row, position], atol=3e-5)
+                np.testing.assert_allclose(
+                    jax.nn.log_softmax(logits[row, 0]), log_p[row, position], atol=3e-5
+                )

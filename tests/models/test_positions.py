@@ -34,5 +34,9 @@ def test_sinusoids_of_rows_equal_those_of_single_positions(scheme):
     vectors = module.apply({}, rows)
     for row in range(2):
         for t in range(5):
-            np.testing.assert_allclose(vectors[row, t], module.apply({}, rows[row, t]), rtol=1e-6, atol=1e-6)
-    assert jnp.isnan(module.apply({}, jnp.array([[0, 3, 1]]))).any(-1).tolist() == [[False, True, False]]
+            np.testing.assert_allclose(
+                vectors[row, t], module.apply({}, rows[row, t]), rtol=1e-6, atol=1e-6
+            )
+    assert jnp.isnan(module.apply({}, jnp.array([[0, 3, 1]]))).any(-1).tolist() == [
+        [False, True, False]
+    ]

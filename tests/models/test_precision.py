@@ -28,7 +28,9 @@ def dots(precision: str, platform: str, **model) -> list[tuple[str, str, str, st
     config = small_config(model=model, train=dict(precision=precision))
     model, tx, mesh = make_model(config, VOCAB, VOCAB), make_optimizer(config), devices_mesh()
     state, shardings = abstract_state(config, model, tx, mesh)
-    batch = {name: jax.ShapeDtypeStruct((1, 4, 24), np.int32) for name in rows_alone(random_pairs(4))}
+    batch = {
+        name: jax.ShapeDtypeStruct((1, 4, 24), np.int32) for name in rows_alone(random_pairs(4))
+    }
     traced = make_train_step(config, model, tx, mesh, shardings).trace(state, batch)
     text = traced.lower(lowering_platforms=(platform,)).as_text()
     products = _DOT.findall(text)
@@ -37,7 +39,8 @@ def dots(precision: str, platform: str, **model) -> list[tuple[str, str, str, st
 
 
 @pytest.mark.parametrize(
-    "mixer", ["attention", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gru", "conv"))]
+    "mixer",
+    ["attention", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gru", "conv"))],
 )
 def test_float32_products_are_float32_on_a_gpu(mixer):
     assert set(dots("float32", "cuda", mixer=mixer)) == {("HIGHEST", "HIGHEST", "f32", "f32")}
@@ -54,7 +57,8 @@ def test_tf32_and_bfloat16_products_on_a_gpu(precision, of_products, kind):
 
 
 @pytest.mark.parametrize(
-    ("platform", "model"), [("cuda", {}), ("tpu", dict(tie_embeddings="none", output_bias=True, num_kv_heads=2))]
+    ("platform", "model"),
+    [("cuda", {}), ("tpu", dict(tie_embeddings="none", output_bias=True, num_kv_heads=2))],
 )
 def test_every_product_of_a_bfloat16_step_multiplies_bfloat16(platform, model):
     assert {dot[2:] for dot in dots("bfloat16", platform, **model)} == {("bf16", "bf16")}
@@ -64,12 +68,17 @@ def test_every_product_of_a_bfloat16_step_multiplies_bfloat16(platform, model):
 def test_gradients_of_a_bfloat16_product_are_those_of_rounded_operands(equation):
     """Only operands and cotangent are rounded: sums are float32, and the gradient of a float32 operand stays so."""
     shapes = dict(zip("tnhsdv", (5, 2, 4, 6, 8, 7), strict=True))
-    rng, numbers = np.random.default_rng(0), lambda text: rng.normal(size=(3, *(shapes[c] for c in text.strip("."))))
+    rng, numbers = (
+        np.random.default_rng(0),
+        lambda text: rng.normal(size=(3, *(shapes[c] for c in text.strip(".")))),
+    )
     of_x, of_y, of_result = equation.replace("->", ",").split(",")
     x = jnp.asarray(numbers(of_x), jnp.bfloat16)
     y = jnp.asarray(numbers(of_y) if "." in of_y else numbers(of_y)[0], jnp.float32)
     cotangent = jnp.asarray(numbers(of_result), jnp.float32)
-    result, gradients = jax.vjp(lambda x, y: product_with_float32_result(equation, x, y, jnp.bfloat16), x, y)
+    result, gradients = jax.vjp(
+        lambda x, y: product_with_float32_result(equation, x, y, jnp.bfloat16), x, y
+    )
     rounded = lambda z: z.astype(jnp.bfloat16).astype(jnp.float32)  # noqa: E731
     expected, exact = jax.vjp(lambda x, y: jnp.einsum(equation, x, y), rounded(x), rounded(y))
     dx, dy = gradients(cotangent)
@@ -83,7 +92,9 @@ def test_gradients_of_a_bfloat16_product_are_those_of_rounded_operands(equation)
 def test_query_without_any_key_gets_zero_weights():
     mask = jnp.array([[True, True, False], [False, False, False]])
     scores = jnp.array([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
-    np.testing.assert_allclose(masked_softmax(scores, mask), [[0.26894142, 0.7310586, 0], [0, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(
+        masked_softmax(scores, mask), [[0.26894142, 0.7310586, 0], [0, 0, 0]], rtol=1e-6
+    )
     gradient = jax.grad(lambda s: masked_softmax(s, mask)[:, 0].sum())(scores)
     assert np.isfinite(gradient).all() and not gradient[1].any()
 
@@ -104,6 +115,8 @@ def test_bfloat16_softmax_keeps_its_weights_alone_for_the_gradient():
 
 def test_dropout_in_bfloat16_keeps_the_mean():
     noise = Noise(jnp.array([1, 2], jnp.uint32), jnp.arange(64, dtype=jnp.uint32))
-    x = jnp.full((64, 1024), 4.0, jnp.bfloat16)  # 4 / 0.9 = 4.4444: bfloat16 holds 4.4375, which times 1.109375 is not
+    x = jnp.full(
+        (64, 1024), 4.0, jnp.bfloat16
+    )  # 4 / 0.9 = 4.4444: bfloat16 holds 4.4375, which times 1.109375 is not
     survivors = np.asarray(Dropout(0.1).apply({}, x, noise).astype(jnp.float32))
     assert set(np.unique(survivors)) == {0.0, float(jnp.bfloat16(4 / 0.9))}

@@ -10,9 +10,17 @@ from helpers.configs import VOCAB, model_and_state, random_pairs, rows_alone, sm
 
 KINDS = [
     dict(norm_placement="post", position="sinusoid_interleaved", tie_embeddings="all"),
-    pytest.param(dict(norm_placement="pre", position="learned", tie_embeddings="decoder"), marks=pytest.mark.slow),
-    pytest.param(dict(norm_placement="pre", position="sinusoid_halves", tie_embeddings="none"), marks=pytest.mark.slow),
-    pytest.param(dict(norm_placement="post", d_k=6, d_v=3, tie_embeddings="all"), marks=pytest.mark.slow),
+    pytest.param(
+        dict(norm_placement="pre", position="learned", tie_embeddings="decoder"),
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        dict(norm_placement="pre", position="sinusoid_halves", tie_embeddings="none"),
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        dict(norm_placement="post", d_k=6, d_v=3, tie_embeddings="all"), marks=pytest.mark.slow
+    ),
 ]
 
 
@@ -23,11 +31,15 @@ def logits_of(model, params, batch):
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda k: "-".join(map(str, k.values())))
 def model_and_params(request):
-    config = small_config(model=request.param | dict(dropout=0.0, num_encoder_layers=2, num_decoder_layers=2))
+    config = small_config(
+        model=request.param | dict(dropout=0.0, num_encoder_layers=2, num_decoder_layers=2)
+    )
     model, _, state, _ = model_and_state(config)
     # Norms and biases start at 1 and 0; noise exposes a missing one.
     noise = jax.random.normal(jax.random.key(7), (10_000,)) * 0.2
-    return model, jax.tree.map(lambda x: x + noise[: x.size].reshape(x.shape) if x.ndim == 1 else x, state.params)
+    return model, jax.tree.map(
+        lambda x: x + noise[: x.size].reshape(x.shape) if x.ndim == 1 else x, state.params
+    )
 
 
 def test_padding_changes_no_real_position(model_and_params):
@@ -81,7 +93,8 @@ def test_bfloat16_products_keep_float32_where_it_matters():
     """Parameters, logits, softmax and norm statistics are float32."""
     batch = rows_alone(random_pairs(4), 24)
     config32, config16 = (
-        small_config(train=dict(precision=p), model=dict(dropout=0.0)) for p in ("float32", "bfloat16")
+        small_config(train=dict(precision=p), model=dict(dropout=0.0))
+        for p in ("float32", "bfloat16")
     )
     model32, _, state, _ = model_and_state(config32)
     model16, _, state16, _ = model_and_state(config16)
@@ -93,4 +106,6 @@ def test_bfloat16_products_keep_float32_where_it_matters():
     assert exps and all(":f32" in line for line in exps)
     rsqrts = [line for line in text.splitlines() if " = rsqrt " in line]
     assert rsqrts and all(":f32" in line for line in rsqrts)
-    np.testing.assert_allclose(logits[..., :VOCAB], logits_of(model32, state.params, batch)[..., :VOCAB], atol=0.1)
+    np.testing.assert_allclose(
+        logits[..., :VOCAB], logits_of(model32, state.params, batch)[..., :VOCAB], atol=0.1
+    )

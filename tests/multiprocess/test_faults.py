@@ -7,7 +7,16 @@ import subprocess
 import time
 
 import pytest
-from helpers.processes import Processes, checkpoints, command, environment, free_port, losses, note, resume
+from helpers.processes import (
+    Processes,
+    checkpoints,
+    command,
+    environment,
+    free_port,
+    losses,
+    note,
+    resume,
+)
 from helpers.refusals import assert_names
 
 pytestmark = pytest.mark.timeout(1500)
@@ -21,13 +30,17 @@ def test_hung_process_is_reported_and_ends_the_run(tmp_path, cache, count):
     workdir = tmp_path / "run"
     # Longer than an update on a busy machine, shorter than the heartbeat timeout.
     timeouts = dict(distributed_hang_timeout=15, distributed_heartbeat_timeout=120)
-    quiet = dict(eval_every_steps=0, checkpoint_every_steps=100_000)  # in the first save the timeout does not apply
+    quiet = dict(
+        eval_every_steps=0, checkpoint_every_steps=100_000
+    )  # in the first save the timeout does not apply
     arguments = command(workdir, cache, **TWO, **timeouts, **quiet, train_steps=100_000)
     with Processes(tmp_path / "logs", count, arguments) as processes:
         processes.wait_for_step(workdir, 5)
         processes.all[-1].send_signal(signal.SIGSTOP)
         start = time.monotonic()
-        assert [processes.wait_for_end(i) for i in range(count - 1)] == [1] * (count - 1), processes.outputs()
+        assert [processes.wait_for_end(i) for i in range(count - 1)] == [1] * (count - 1), (
+            processes.outputs()
+        )
         seconds = time.monotonic() - start
         outputs = [processes.output(i) for i in range(count - 1)]
     note(
@@ -38,10 +51,15 @@ def test_hung_process_is_reported_and_ends_the_run(tmp_path, cache, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [pytest.param(1, marks=pytest.mark.drill), pytest.param(0, id="the coordinator")])
+@pytest.mark.parametrize(
+    "victim", [pytest.param(1, marks=pytest.mark.drill), pytest.param(0, id="the coordinator")]
+)
 def test_process_without_heartbeats_is_considered_dead(tmp_path, cache, victim):
     keys = TWO | dict(
-        distributed_hang_timeout=0, distributed_heartbeat_timeout=10, train_steps=100_000, eval_every_steps=0
+        distributed_hang_timeout=0,
+        distributed_heartbeat_timeout=10,
+        train_steps=100_000,
+        eval_every_steps=0,
     )
     with Processes(tmp_path / "logs", 2, command(tmp_path / "run", cache, **keys)) as processes:
         processes.wait_for_step(tmp_path / "run", 5)
@@ -70,10 +88,18 @@ def test_unshared_folder_is_refused(tmp_path, cache):
 def test_process_that_never_starts_is_reported_after_the_timeout(tmp_path, cache, missing):
     """JAX alone would abort with a stack trace."""
     port = free_port() if missing else 9
-    env = dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID=str(1 - missing), JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}")
+    env = dict(
+        T2T_NUM_PROCESSES="2",
+        T2T_PROCESS_ID=str(1 - missing),
+        JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}",
+    )
     arguments = command(tmp_path / "run", cache, distributed_initialization_timeout=2)
-    result = subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=300)
-    assert result.returncode == 1 and "Traceback" not in result.stderr and "***" not in result.stderr
+    result = subprocess.run(
+        arguments, env=environment(**env), capture_output=True, text=True, timeout=300
+    )
+    assert (
+        result.returncode == 1 and "Traceback" not in result.stderr and "***" not in result.stderr
+    )
     assert_names(result.stderr, "initialization_timeout" if missing else "127.0.0.1:9")
 
 
@@ -81,11 +107,16 @@ def test_process_that_never_starts_is_reported_after_the_timeout(tmp_path, cache
 @pytest.mark.slow
 def test_fsdp_checkpoint_unreadable_by_one_process_is_skipped(tmp_path, cache):
     """Parameters are sharded over two processes and the files of one are lost; both fall back to the same checkpoint."""
-    workdir, keys = tmp_path / "run", TWO | dict(mesh_fsdp=2, train_steps=10, eval_every_steps=0, model_dropout=0.0)
+    workdir, keys = (
+        tmp_path / "run",
+        TWO | dict(mesh_fsdp=2, train_steps=10, eval_every_steps=0, model_dropout=0.0),
+    )
     with Processes(tmp_path / "logs", 2, command(workdir, cache, **keys)) as processes:
         assert processes.wait() == [0, 0], processes.outputs()
     before, newest = losses(workdir), workdir / "checkpoints" / "10"
-    written = [path for path in (newest / "params" / "ocdbt.process_1").rglob("*") if path.is_file()]
+    written = [
+        path for path in (newest / "params" / "ocdbt.process_1").rglob("*") if path.is_file()
+    ]
     assert written, sorted(newest.rglob("*"))
     for path in written:
         path.unlink()

@@ -47,7 +47,9 @@ def test_several_processes_compile_nothing_after_the_first_update(undisturbed):
     """Includes saving and validation; a compilation would look like a hung process."""
     output = next((undisturbed.parent / "logs").glob("0-*.log")).read_text()
     before, trained = output.split("first update ")
-    compiled = [line for line in trained.split("time: ")[0].splitlines() if line.startswith("Compiling ")]
+    compiled = [
+        line for line in trained.split("time: ")[0].splitlines() if line.startswith("Compiling ")
+    ]
     # Orbax slices arrays in the first save, to which `hang_timeout` does not apply.
     assert "Compiling " in before and [line for line in compiled if "jit(slice)" not in line] == []
 
@@ -61,7 +63,9 @@ def test_several_processes_compile_nothing_after_the_first_update(undisturbed):
     ],
     ids=["process 1, then one", "process 0, then two", "process 1, then four"],
 )
-def test_sigterm_to_one_process_stops_all_and_the_run_resumes(undisturbed, tmp_path, cache, signalled, resumed_on):
+def test_sigterm_to_one_process_stops_all_and_the_run_resumes(
+    undisturbed, tmp_path, cache, signalled, resumed_on
+):
     workdir = tmp_path / "run"
     with Processes(tmp_path / "logs", 2, command(workdir, cache, **TWO)) as processes:
         processes.wait_for_step(workdir, 1)  # in good time before the last one
@@ -71,7 +75,9 @@ def test_sigterm_to_one_process_stops_all_and_the_run_resumes(undisturbed, tmp_p
         seconds = time.monotonic() - start
     step = checkpoints(workdir)[-1]
     assert_names(processes.output(0), "SIGTERM", f"update {step}")
-    note(f"SIGTERM to process {signalled} of 2: both saved update {step} and ended after {seconds:.1f} s")
+    note(
+        f"SIGTERM to process {signalled} of 2: both saved update {step} and ended after {seconds:.1f} s"
+    )
     with Processes(tmp_path / "logs", resumed_on, command(workdir, cache, **TWO)) as processes:
         processes.wait_for_step(workdir, step + 1)
         lost = time.monotonic() - start
@@ -80,7 +86,10 @@ def test_sigterm_to_one_process_stops_all_and_the_run_resumes(undisturbed, tmp_p
         f"preemption of 2 processes, started again at once on {resumed_on}: {lost:.1f} s from the signal to the next update"
     )
     actual, expected = losses(workdir), losses(undisturbed)
-    assert actual.keys() == expected.keys() and evaluations(workdir).keys() == evaluations(undisturbed).keys()
+    assert (
+        actual.keys() == expected.keys()
+        and evaluations(workdir).keys() == evaluations(undisturbed).keys()
+    )
     if resumed_on == 2:
         assert actual == expected and evaluations(workdir) == evaluations(undisturbed)
     np.testing.assert_allclose(list(actual.values()), list(expected.values()), rtol=1e-5)
@@ -92,7 +101,9 @@ def test_sigterm_to_one_process_stops_all_and_the_run_resumes(undisturbed, tmp_p
 def test_signal_interrupts_an_evaluation(tmp_path, cache):
     """The resumed run starts with the interrupted evaluation."""
     workdir = tmp_path / "run"
-    keys = TWO | dict(eval_every_steps=5, data_valid="toy:train:3000", data_batch_tokens=256, train_steps=10)
+    keys = TWO | dict(
+        eval_every_steps=5, data_valid="toy:train:3000", data_batch_tokens=256, train_steps=10
+    )
     with Processes(tmp_path / "logs", 2, command(workdir, cache, **keys)) as processes:
         processes.wait_for_step(workdir, 5)
         processes.all[1].send_signal(signal.SIGTERM)
@@ -107,7 +118,11 @@ def test_signal_interrupts_an_evaluation(tmp_path, cache):
 
 def damage_checkpoint(workdir: Path, step: int, damage: str) -> None:
     """Damage the largest file of the parameters."""
-    files = [path for path in (workdir / "checkpoints" / str(step) / "params").rglob("*") if path.is_file()]
+    files = [
+        path
+        for path in (workdir / "checkpoints" / str(step) / "params").rglob("*")
+        if path.is_file()
+    ]
     data = max(files, key=lambda path: path.stat().st_size)
     raw = bytearray(data.read_bytes())
     raw[len(raw) // 2] ^= 0x10
@@ -133,7 +148,9 @@ def test_signal_during_a_compilation_ends_all_at_once(undisturbed, tmp_path, cac
         seconds = time.monotonic() - start
         assert set(codes) == {75} and "first update" not in processes.output(0), processes.outputs()
     note(f"SIGTERM during restoring and compiling: both ended after {seconds:.1f} s")
-    assert_names(processes.output(0) + processes.output(1), f"checkpoint {newest}", "SIGTERM", "compiling")
+    assert_names(
+        processes.output(0) + processes.output(1), f"checkpoint {newest}", "SIGTERM", "compiling"
+    )
     assert checkpoints(workdir) == before and [*(workdir / "checkpoints").glob("*.damaged-*")]
 
 
@@ -143,15 +160,23 @@ def test_second_ctrl_c_exits_at_once(tmp_path, cache):
     workdir = tmp_path / "run"
     keys = TWO | dict(train_steps=100000, checkpoint_every_steps=100000)
     for attempt in range(4):
-        with Processes(tmp_path / f"logs{attempt}", 1, command(workdir, cache, **keys)) as processes:
-            processes.wait_for_step(workdir, 3 + max((line["step"] for line in read_metrics(workdir)), default=0))
+        with Processes(
+            tmp_path / f"logs{attempt}", 1, command(workdir, cache, **keys)
+        ) as processes:
+            processes.wait_for_step(
+                workdir, 3 + max((line["step"] for line in read_metrics(workdir)), default=0)
+            )
             before = checkpoints(workdir)
             processes.all[0].send_signal(signal.SIGINT)
-            while is_pending(processes.all[0].pid, signal.SIGINT):  # two that are pending would be one
+            while is_pending(
+                processes.all[0].pid, signal.SIGINT
+            ):  # two that are pending would be one
                 time.sleep(0.001)
             processes.all[0].send_signal(signal.SIGINT)
             code = processes.wait()
-        if code != [75] and before == checkpoints(workdir):  # else the first was saved before the second arrived
+        if code != [75] and before == checkpoints(
+            workdir
+        ):  # else the first was saved before the second arrived
             break
     assert code == [130], processes.outputs()
     assert before == checkpoints(workdir)
@@ -160,25 +185,41 @@ def test_second_ctrl_c_exits_at_once(tmp_path, cache):
 def is_pending(pid: int, number: int) -> bool:
     """Whether a process has not yet begun to handle a signal that was sent to it."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return bool(int(re.search(r"^ShdPnd:\s+(\w+)", status, re.MULTILINE)[1], 16) >> (number - 1) & 1)
+    return bool(
+        int(re.search(r"^ShdPnd:\s+(\w+)", status, re.MULTILINE)[1], 16) >> (number - 1) & 1
+    )
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.drill), 1])
 @pytest.mark.slow
 def test_launcher_finishes_a_run_after_kill_9_of_one_process(undisturbed, tmp_path, cache, victim):
     """In the second case while a checkpoint is being written."""
-    kill_and_restart(undisturbed, tmp_path, cache, victim, after=7 + 5 * victim, saving=bool(victim))
+    kill_and_restart(
+        undisturbed, tmp_path, cache, victim, after=7 + 5 * victim, saving=bool(victim)
+    )
 
 
-def kill_and_restart(undisturbed, tmp_path, cache, victim: int, after: int, saving: bool = False) -> None:
+def kill_and_restart(
+    undisturbed, tmp_path, cache, victim: int, after: int, saving: bool = False
+) -> None:
     """Kills one process of a launched run, which the launcher restarts and finishes."""
     tmp_path.mkdir(exist_ok=True)
     workdir = tmp_path / "run"
-    launcher = [str(ROOT / "launch" / "local_pod.sh"), "2", "--restarts=2", "--", *command(workdir, cache, **TWO)]
+    launcher = [
+        str(ROOT / "launch" / "local_pod.sh"),
+        "2",
+        "--restarts=2",
+        "--",
+        *command(workdir, cache, **TWO),
+    ]
     log = tmp_path / "launcher.log"
     with log.open("w") as out:
         launched = subprocess.Popen(
-            launcher, env=environment(), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            launcher,
+            env=environment(),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         wait_until(lambda: losses(workdir), launched, log)
@@ -203,7 +244,9 @@ def kill_and_restart(undisturbed, tmp_path, cache, victim: int, after: int, savi
     assert losses(workdir) == losses(undisturbed)
     assert record(workdir, f"test-{STEPS}")["text"] == record(undisturbed, f"test-{STEPS}")["text"]
     when = f"after update {after}{', during a save' if saving else ''}"
-    note(f"kill -9 of process {victim} {when}: the other gone after {seconds:.1f} s; run finished, same losses")
+    note(
+        f"kill -9 of process {victim} {when}: the other gone after {seconds:.1f} s; run finished, same losses"
+    )
 
 
 def processes_of(workdir) -> dict[int, int]:
@@ -235,7 +278,12 @@ def test_run_survives_ten_kills(undisturbed, tmp_path, cache):
     """Kills either process at ten different updates."""
     for n in range(10):
         kill_and_restart(
-            undisturbed, tmp_path / str(n), cache, victim=n % 2, after=2 + (7 * n) % 16, saving=n in (4, 5)
+            undisturbed,
+            tmp_path / str(n),
+            cache,
+            victim=n % 2,
+            after=2 + (7 * n) % 16,
+            saving=n in (4, 5),
         )
 
 
@@ -250,7 +298,9 @@ def test_full_disk_on_one_host_keeps_the_older_checkpoint(undisturbed, tmp_path,
         subprocess.run(["prlimit", f"--pid={processes.all[1].pid}", "--fsize=1000"], check=True)
         start = time.monotonic()
         codes = processes.wait()
-    note(f"disk full on process 1: both ended {time.monotonic() - start:.1f} s after the limit was set")
+    note(
+        f"disk full on process 1: both ended {time.monotonic() - start:.1f} s after the limit was set"
+    )
     assert all(codes), processes.outputs()
     assert_names(processes.output(0) + processes.output(1), str(workdir / "checkpoints"))
     assert 5 in checkpoints(workdir)

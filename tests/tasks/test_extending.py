@@ -22,7 +22,9 @@ from t2t_flax.training.losses import TOKEN_METRICS
 def metrics(monkeypatch):
     """Imports the example of a metric, and restores the table afterwards."""
     before = list(METRICS)
-    yield lambda: documented_modules.use(documented_modules.EXAMPLES / "missing_words.py", monkeypatch)
+    yield lambda: documented_modules.use(
+        documented_modules.EXAMPLES / "missing_words.py", monkeypatch
+    )
     METRICS[:] = before
 
 
@@ -35,21 +37,33 @@ def test_new_metric_is_in_records_training_and_comparisons(metrics, tmp_path):
     assert 10 < entry["score"] < 30 and entry["how"] == "missing words"
     assert entry["confidence"]["low"] < entry["score"] < entry["confidence"]["high"]
     config = small_config(
-        data=dict(test="toy:test", valid="toy:valid"), eval=dict(metric="missing_words", decode_every_steps=5)
+        data=dict(test="toy:test", valid="toy:valid"),
+        eval=dict(metric="missing_words", decode_every_steps=5),
     )
     task = task_of(config)
     assert [metric.name for metric in task.validation_metrics()] == ["sacrebleu", "missing_words"]
     scores = score_translations(references, [references]) | {"perplexity": 1.0}
-    assert any("missing words" in line and "lower is better" in line for line in task.summary(scores))
+    assert any(
+        "missing words" in line and "lower is better" in line for line in task.summary(scores)
+    )
     assert lower_is_better("valid_missing_words") and lower_is_better("newstest:missing_words")
-    better, worse = (record(tmp_path, n, noisy(references, s, 1), references) for n, s in (("a", 0.1), ("b", 0.4)))
+    better, worse = (
+        record(tmp_path, n, noisy(references, s, 1), references)
+        for n, s in (("a", 0.1), ("b", 0.4))
+    )
     comparing = pytest.importorskip("t2t_flax.extensions.sweeps.compare")
     comparison = comparing.compare(better, worse, score="missing_words")
-    assert comparison["difference"] < 0 and comparison["p_value"] < 0.05 and comparison["method"] == "missing words"
+    assert (
+        comparison["difference"] < 0
+        and comparison["p_value"] < 0.05
+        and comparison["method"] == "missing words"
+    )
 
 
 def test_new_task_prepares_and_scores(monkeypatch, tmp_path):
-    config = small_config(data=dict(task="sort_digits", train="digits:50:1", test="digits:5:2", joint_vocabulary=True))
+    config = small_config(
+        data=dict(task="sort_digits", train="digits:50:1", test="digits:5:2", joint_vocabulary=True)
+    )
     with refused("data.task", "'sort_digits'", "translation"):
         task_of(config)
     documented_modules.use(documented_modules.EXAMPLES / "sort_digits.py", monkeypatch)
@@ -58,7 +72,9 @@ def test_new_task_prepares_and_scores(monkeypatch, tmp_path):
     source, target = next(split_source(task, "test").pairs())
     assert sorted(source.split()) == target.split()
     with refused("eval.metric", "'bleu'", "sort_digits"):
-        task_of(small_config(data=dict(task="sort_digits"), eval=dict(metric="bleu"))).validate_config()
+        task_of(
+            small_config(data=dict(task="sort_digits"), eval=dict(metric="bleu"))
+        ).validate_config()
 
 
 @pytest.mark.slow
@@ -88,6 +104,9 @@ def test_metrics_of_all_tasks_agree_on_directions():
     directions = {}
     for task in TASKS.load_all():
         for metric in task.metrics:
-            assert directions.setdefault(metric.name, metric.higher_is_better) == metric.higher_is_better
+            assert (
+                directions.setdefault(metric.name, metric.higher_is_better)
+                == metric.higher_is_better
+            )
             assert bool(metric.compute) != bool(metric.statistics)
     assert task_of(translation_config()).metrics[0].name == "sacrebleu"

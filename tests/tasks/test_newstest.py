@@ -39,13 +39,19 @@ def multi_bleu(hypotheses, references):
         lengths = [lengths[0] + len(words), lengths[1] + len(truth)]
         for n in range(4):
             grams, allowed = (
-                collections.Counter(tuple(side[i : i + n + 1]) for i in range(len(side) - n)) for side in (words, truth)
+                collections.Counter(tuple(side[i : i + n + 1]) for i in range(len(side) - n))
+                for side in (words, truth)
             )
             matched[n] += sum(min(count, allowed[gram]) for gram, count in grams.items())
             counted[n] += sum(grams.values())
     precisions = [m / c for m, c in zip(matched, counted, strict=True)]
     penalty = min(1.0, math.exp(1 - lengths[1] / lengths[0]))
-    return 100 * penalty * math.prod(precisions) ** 0.25, [100 * p for p in precisions], penalty, lengths
+    return (
+        100 * penalty * math.prod(precisions) ** 0.25,
+        [100 * p for p in precisions],
+        penalty,
+        lengths,
+    )
 
 
 def drop_words(line):
@@ -90,7 +96,10 @@ def test_scores_of_perturbed_references_equal_direct_computation(newstest, kind)
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer("de")
-    tokens = [[moses.tokenize(line, return_str=True) for line in side] for side in (hypotheses, references)]
+    tokens = [
+        [moses.tokenize(line, return_str=True) for line in side]
+        for side in (hypotheses, references)
+    ]
     direct = sacrebleu.corpus_bleu(tokens[0], [tokens[1]], tokenize="none", force=True)
     assert scores["tokenized_bleu"]["score"] == pytest.approx(direct.score, abs=1e-4)
     # The part of Moses' replacements that occurs in these lines.
@@ -100,7 +109,9 @@ def test_scores_of_perturbed_references_equal_direct_computation(newstest, kind)
     assert recipe("paper_bleu", translation_config()).prepare(references) == paper
     for name in ("tokenized_bleu", "paper_bleu"):
         chosen = recipe(name, translation_config())
-        expected, precisions, penalty, lengths = multi_bleu(chosen.prepare(hypotheses), chosen.prepare(references))
+        expected, precisions, penalty, lengths = multi_bleu(
+            chosen.prepare(hypotheses), chosen.prepare(references)
+        )
         assert scores[name]["score"] == pytest.approx(expected, abs=1e-4)
         assert scores[name]["precisions"] == pytest.approx(precisions, abs=1e-4)
         assert scores[name]["brevity_penalty"] == pytest.approx(penalty, abs=1e-6)
@@ -111,7 +122,11 @@ def test_pretokenized_captions_are_detokenized_for_sacrebleu(captions, caplog):
     assert len(captions) == 1000
     scores = score_translations(captions, [captions], pretokenized=True, names=BLEUS)
     assert all(scores[name]["score"] == pytest.approx(100.0) for name in BLEUS)
-    assert scores["tokenized_bleu"]["reference_length"] == scores["tokenized_bleu"]["hypothesis_length"] == 12103
+    assert (
+        scores["tokenized_bleu"]["reference_length"]
+        == scores["tokenized_bleu"]["hypothesis_length"]
+        == 12103
+    )
     plain = recipe("sacrebleu", translation_config(pretokenized=True)).prepare(captions)
     assert not any(line.endswith(" .") or "&apos;" in line or "&quot;" in line for line in plain)
     assert any("&quot;" in line for line in captions) and any('"' in line for line in plain)
@@ -135,5 +150,7 @@ def test_scores_of_perturbed_captions_equal_multi_bleu(captions):
     assert scores["tokenized_bleu"]["precisions"] == pytest.approx(precisions, abs=1e-4)
     assert lengths == [12103, 12103]
     split = split_compounds(hypotheses), [split_compounds(captions)]
-    compounds = score_translations(*split, names=["tokenized_bleu"], pretokenized=True)["tokenized_bleu"]
+    compounds = score_translations(*split, names=["tokenized_bleu"], pretokenized=True)[
+        "tokenized_bleu"
+    ]
     assert scores["paper_bleu"]["score"] == compounds["score"]

@@ -99,7 +99,12 @@ def test_no_warning_about_tokenized_text(caplog):
     assert "tokenized period" in caplog.text  # the raw text does cause the warning
 
 
-REFERENCES = ["Das ist ein Haus.", "Zwei Katzen schlafen.", "Am 5. März regnet es.", "Er kommt nicht."] * 10
+REFERENCES = [
+    "Das ist ein Haus.",
+    "Zwei Katzen schlafen.",
+    "Am 5. März regnet es.",
+    "Er kommt nicht.",
+] * 10
 HYPOTHESES = ["Das ist ein Haus.", "Zwei Katzen schlafen", "Am 5. März schneit es.", ""] * 10
 
 
@@ -107,9 +112,13 @@ def test_scores_and_signatures_equal_sacrebleu():
     scores = score_translations(HYPOTHESES, [REFERENCES], samples=200)
     expected = sacrebleu.corpus_bleu(HYPOTHESES, [REFERENCES])
     assert scores["sacrebleu"]["score"] == pytest.approx(expected.score, abs=1e-4)
-    assert scores["sacrebleu"]["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2")
+    assert scores["sacrebleu"]["signature"].startswith(
+        "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2"
+    )
     assert scores["sacrebleu"]["reference_length"] == expected.ref_len
-    assert scores["chrf"]["score"] == pytest.approx(sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score, abs=1e-4)
+    assert scores["chrf"]["score"] == pytest.approx(
+        sacrebleu.corpus_chrf(HYPOTHESES, [REFERENCES]).score, abs=1e-4
+    )
     assert scores["exact_match"] == {"score": 25.0, "sentences": 10}
     interval = scores["sacrebleu"]["confidence"]
     assert interval["samples"] == 200 and 0 < interval["half_width"] < 20
@@ -117,13 +126,18 @@ def test_scores_and_signatures_equal_sacrebleu():
 
 
 def test_perfect_and_empty_hypotheses():
-    assert score_translations(REFERENCES, [REFERENCES])["sacrebleu"]["score"] == pytest.approx(100.0)
+    assert score_translations(REFERENCES, [REFERENCES])["sacrebleu"]["score"] == pytest.approx(
+        100.0
+    )
     assert score_translations([""] * 40, [REFERENCES])["sacrebleu"]["score"] == 0.0
     assert "confidence" not in score_translations(REFERENCES, [REFERENCES])["sacrebleu"]
 
 
 def test_an_output_is_one_line_whose_characters_stay():
-    assert task_of(translation_config()).postprocess("", "a\u2028b\x0cc\x85\nd") == "a\u2028b\x0cc\x85 d"
+    assert (
+        task_of(translation_config()).postprocess("", "a\u2028b\x0cc\x85\nd")
+        == "a\u2028b\x0cc\x85 d"
+    )
 
 
 def test_different_numbers_of_lines_raise():
@@ -136,7 +150,9 @@ def test_pretokenized_text_scores_as_its_detokenized_text():
         return [line.replace(".", " .").replace("5 .", "5.") for line in lines]
 
     plain = score_translations(HYPOTHESES, [REFERENCES], samples=100)
-    scores = score_translations(tokens(HYPOTHESES), [tokens(REFERENCES)], samples=100, pretokenized=True)
+    scores = score_translations(
+        tokens(HYPOTHESES), [tokens(REFERENCES)], samples=100, pretokenized=True
+    )
     for name in ("sacrebleu", "chrf", "chrf++", "ter"):
         assert scores[name].pop("how") != plain[name].pop("how")
         assert scores[name] == plain[name]

@@ -27,15 +27,23 @@ MUTABLE = [key for key, item in fields().items() if item.metadata["mutable"]]
 IMMUTABLE = [key for key in fields() if key not in MUTABLE]
 SCHEDULES = {
     "noam": {"optimizer.schedule": "noam"},
-    "wsd": {"optimizer.schedule": "wsd", "optimizers.decay_steps": "60", "optimizers.cooldown_steps": "20"},
+    "wsd": {
+        "optimizer.schedule": "wsd",
+        "optimizers.decay_steps": "60",
+        "optimizers.cooldown_steps": "20",
+    },
 }
 
 
 def config_of(schedule="wsd"):
-    data = dict(train="en-de=toy:train:150; en-de.more=toy:train:20", vocab_size=400, batch_tokens=512)
+    data = dict(
+        train="en-de=toy:train:150; en-de.more=toy:train:20", vocab_size=400, batch_tokens=512
+    )
     languages = dict(directions="by_name, valid=en-de")
     others = dict(languages=languages, mixtures=dict(shares="en-de=3, en-de.more=1"))
-    base = tiny_run(None, steps=1, data=data, mesh=dict(data=-1), eval=dict(every_steps=1, patience=5), **others)
+    base = tiny_run(
+        None, steps=1, data=data, mesh=dict(data=-1), eval=dict(every_steps=1, patience=5), **others
+    )
     values = SHORT_SEARCH | SCHEDULES[schedule]
     return config_lib.resolve(config_lib.override(config_lib.to_config_dict(base), values))
 
@@ -95,7 +103,11 @@ PARTS = {
 def part_of(key: str) -> str:
     """The keys that are changed in the same runs: a failure names the part."""
     group = key.split(".")[0]
-    return key if key == NOAM else next((part for part, groups in PARTS.items() if group in groups), group)
+    return (
+        key
+        if key == NOAM
+        else next((part for part, groups in PARTS.items() if group in groups), group)
+    )
 
 
 OF_OTHERS = ("parsing.grammar",)
@@ -103,14 +115,18 @@ OF_OTHERS = ("parsing.grammar",)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", dict.fromkeys(part_of(key) for key in MUTABLE if key not in OF_OTHERS))
+@pytest.mark.parametrize(
+    "part", dict.fromkeys(part_of(key) for key in MUTABLE if key not in OF_OTHERS)
+)
 def test_every_mutable_key_can_change_when_a_run_is_resumed(part, trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "terms").write_text("late\tspät\n")
     schedule = "noam" if part == NOAM else "wsd"
     keys = [key for key in MUTABLE if part_of(key) == part and key not in OF_OTHERS]
     if importlib.util.find_spec("ctranslate2") is None:
-        keys = [key for key in keys if key != "decode.engine" and not key.startswith("ctranslate2.")]
+        keys = [
+            key for key in keys if key != "decode.engine" and not key.startswith("ctranslate2.")
+        ]
     for number, (changed, config) in enumerate(changed_together(config_of(schedule), keys)):
         workdir = trained(schedule, tmp_path / f"run{number}")
         assert train(config, workdir).finished, changed
@@ -146,10 +162,14 @@ def test_change_of_any_immutable_key_is_refused_and_changes_nothing(trained, tmp
 )
 def test_refused_change_of_a_mutable_key_changes_nothing(key, value, named, trained, tmp_path):
     workdir = trained("wsd", tmp_path / "run")
-    (workdir / "complete.json").write_text("{}")  # damaged, so the final evaluation is to be repeated
+    (workdir / "complete.json").write_text(
+        "{}"
+    )  # damaged, so the final evaluation is to be repeated
     (workdir / "diverged.json").write_text("{}")
     kept = content(workdir)
-    config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(config_of()), {key: value}))
+    config = config_lib.resolve(
+        config_lib.override(config_lib.to_config_dict(config_of()), {key: value})
+    )
     with refused(named):
         train(config, workdir)
     assert content(workdir) == kept
@@ -159,8 +179,14 @@ def test_refused_change_of_prepared_data_changes_nothing(tmp_path):
     """Before the first checkpoint any config may follow, but not one that cannot start."""
     api.prepare(config_of(), tmp_path / "run")
     kept = content(tmp_path / "run")
-    for key, value in (("data.valid", "gone.en,gone.de"), ("mesh.data", "3"), ("data.train", "en-de=gone.en,gone.de")):
-        config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(config_of()), {key: value}))
+    for key, value in (
+        ("data.valid", "gone.en,gone.de"),
+        ("mesh.data", "3"),
+        ("data.train", "en-de=gone.en,gone.de"),
+    ):
+        config = config_lib.resolve(
+            config_lib.override(config_lib.to_config_dict(config_of()), {key: value})
+        )
         with refused("config.mesh" if key == "mesh.data" else "gone.en"):
             train(config, tmp_path / "run")
         assert content(tmp_path / "run") == kept
@@ -169,8 +195,12 @@ def test_refused_change_of_prepared_data_changes_nothing(tmp_path):
 def test_keys_of_the_model_are_what_they_say():
     """The function that the parameters are is fixed for a run; dropout and initial values only change the training."""
     of_model = {key for key in fields() if key.startswith("model.")} | {"data.joint_vocabulary"}
-    training = {key for key in of_model if "dropout" in key or key.endswith("_init")} | {"model.attention_kernel"}
-    assert {key for key in keys_that_change(MODEL) if key.startswith(("model.", "data."))} == of_model - training
+    training = {key for key in of_model if "dropout" in key or key.endswith("_init")} | {
+        "model.attention_kernel"
+    }
+    assert {
+        key for key in keys_that_change(MODEL) if key.startswith(("model.", "data."))
+    } == of_model - training
 
 
 @pytest.mark.parametrize(
@@ -178,15 +208,21 @@ def test_keys_of_the_model_are_what_they_say():
     [("cpu", None, "float32"), ("tpu", None, "bfloat16"), ("gpu", "7.5", "float32"), ("gpu", "8.0", "bfloat16"),
      ("gpu", "10.3", "bfloat16"), ("gpu", "gfx90a", "bfloat16")],
 )  # fmt: skip
-def test_automatic_precision_is_one_that_the_devices_multiply(monkeypatch, backend, capability, expected):
-    device = types.SimpleNamespace(**({} if capability is None else {"compute_capability": capability}))
+def test_automatic_precision_is_one_that_the_devices_multiply(
+    monkeypatch, backend, capability, expected
+):
+    device = types.SimpleNamespace(
+        **({} if capability is None else {"compute_capability": capability})
+    )
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax, "devices", lambda: [device])
     assert precision.compute_dtype("auto") == expected
 
 
 @pytest.mark.slow
-def test_precision_of_the_first_start_stays_on_another_backend(trained, tmp_path, monkeypatch, capsys):
+def test_precision_of_the_first_start_stays_on_another_backend(
+    trained, tmp_path, monkeypatch, capsys
+):
     """train.precision = auto is bfloat16 on a GPU: a run that began in float32 on CPU goes on in float32."""
     longer = dataclasses.replace(config_of(), train=dataclasses.replace(config_of().train, steps=2))
     assert longer.train.precision == "auto"
@@ -194,16 +230,28 @@ def test_precision_of_the_first_start_stays_on_another_backend(trained, tmp_path
         assert read_config(trained("wsd", tmp_path / name)).train.precision == "float32"
     train(longer, tmp_path / "stayed")
     real = precision.compute_dtype
-    monkeypatch.setattr(precision, "compute_dtype", lambda name: real("bfloat16" if name == "auto" else name))
+    monkeypatch.setattr(
+        precision, "compute_dtype", lambda name: real("bfloat16" if name == "auto" else name)
+    )
     train(longer, tmp_path / "moved")
     assert_names(capsys.readouterr().out, "config.train.precision", "float32")
     losses = [
-        [json.loads(line).get("loss") for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+        [
+            json.loads(line).get("loss")
+            for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()
+        ]
         for run in ("stayed", "moved")
     ]
     assert losses[0] == losses[1] and read_config(tmp_path / "moved").train.precision == "float32"
-    assert precision.with_precision(longer, epath.Path(tmp_path / "new"), ProcessGroup()).train.precision == "bfloat16"
-    another = dataclasses.replace(longer, train=dataclasses.replace(longer.train, precision="bfloat16"))
+    assert (
+        precision.with_precision(
+            longer, epath.Path(tmp_path / "new"), ProcessGroup()
+        ).train.precision
+        == "bfloat16"
+    )
+    another = dataclasses.replace(
+        longer, train=dataclasses.replace(longer.train, precision="bfloat16")
+    )
     with refused("train.precision", "'float32'", "'bfloat16'"):
         train(another, tmp_path / "moved")
 

@@ -27,16 +27,26 @@ def tree(seed: int) -> dict:
 def test_mean_is_the_float32_sum_divided_once():
     """Bit-identical to the sequential sum divided by the count."""
     averaged = mean(RestoredParams(tree(i), (i,)) for i in range(5))
-    expected = jax.tree.map(lambda *x: sum(jnp.asarray(a, jnp.float32) for a in x) / 5, *map(tree, range(5)))
+    expected = jax.tree.map(
+        lambda *x: sum(jnp.asarray(a, jnp.float32) for a in x) / 5, *map(tree, range(5))
+    )
     jax.tree.map(np.testing.assert_array_equal, averaged.params, expected)
     assert averaged.steps == (0, 1, 2, 3, 4)
 
 
 def test_parts_are_weighted_by_their_number_of_checkpoints():
     averaged = mean(
-        iter([RestoredParams(tree(0), (3, 2, 1)), RestoredParams(tree(1), (4,)), RestoredParams(tree(2), (6, 5))])
+        iter(
+            [
+                RestoredParams(tree(0), (3, 2, 1)),
+                RestoredParams(tree(1), (4,)),
+                RestoredParams(tree(2), (6, 5)),
+            ]
+        )
     )
-    for x, *values in zip(*map(jax.tree.leaves, (averaged.params, *map(tree, range(3)))), strict=True):
+    for x, *values in zip(
+        *map(jax.tree.leaves, (averaged.params, *map(tree, range(3)))), strict=True
+    ):
         np.testing.assert_allclose(x, np.average(values, axis=0, weights=[3, 1, 2]), atol=1e-6)
     part = RestoredParams(tree(0), (1,), 0.5)
     leaves = jax.tree.leaves(part.params)
@@ -60,7 +70,9 @@ def live_bytes() -> int:
 
 @pytest.mark.slow
 def test_averaging_holds_at_most_two_trees(six, monkeypatch):
-    monkeypatch.setattr("t2t_flax.training.checksums._SMALL", 0)  # NumPy's copies of small trees stay with them
+    monkeypatch.setattr(
+        "t2t_flax.training.checksums._SMALL", 0
+    )  # NumPy's copies of small trees stay with them
     tree_bytes = sum(x.nbytes for x in jax.tree.leaves(load(six, step=6, overrides=HERE).params))
     before, live = live_bytes(), []
     original = checkpoint_selection.restore_params
@@ -126,7 +138,11 @@ def test_average_skips_checkpoints_written_at_a_stop(tmp_path, cache):
     config = tiny_run(tmp_path, steps=9, checkpoint=dict(every_steps=3, keep_last=3))
     for stop, expected, regular in ((2, (2,), "[]"), (5, (3,), "[3]")):
         loop.train(
-            start(dataclasses.replace(config, train=dataclasses.replace(config.train, steps=stop)), tmp_path, cache),
+            start(
+                dataclasses.replace(config, train=dataclasses.replace(config.train, steps=stop)),
+                tmp_path,
+                cache,
+            ),
             score=None,
         )
         (tmp_path / "config.json").write_text(config_lib.to_json(config))
@@ -136,7 +152,9 @@ def test_average_skips_checkpoints_written_at_a_stop(tmp_path, cache):
     assert load(tmp_path, average=2, step=5, overrides=HERE).steps == (5, 3)
 
 
-def test_best_without_metric_is_refused_and_with_damage_is_the_best_of_the_others(six, best_at_4, tmp_path, caplog):
+def test_best_without_metric_is_refused_and_with_damage_is_the_best_of_the_others(
+    six, best_at_4, tmp_path, caplog
+):
     with refused("config.eval.metric", "nll", "keep_best"):
         load(six, best=True, overrides=HERE)
     for choice in (dict(step=4), dict(average=2)):
@@ -153,7 +171,8 @@ def test_a_damaged_checkpoint_does_not_end_an_average_at_most(six, tmp_path, cap
     copy = shutil.copytree(six, tmp_path / "copy")
     steps = load(copy, average=3, overrides=HERE).steps
     array = max(
-        (copy / "checkpoints" / str(steps[1]) / "params").rglob("*"), key=lambda p: p.is_file() and p.stat().st_size
+        (copy / "checkpoints" / str(steps[1]) / "params").rglob("*"),
+        key=lambda p: p.is_file() and p.stat().st_size,
     )
     array.write_bytes(b"")
     with refused(str(steps[1])):

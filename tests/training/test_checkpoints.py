@@ -62,7 +62,9 @@ def abstract(training_setup, mesh=None):
 
 
 def equal(a, b):
-    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    return all(
+        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
 
 
 def largest_file(folder: Path) -> Path:
@@ -80,7 +82,9 @@ def test_restores_bit_for_bit_on_any_mesh(tmp_path, training_setup, monkeypatch)
         state, meta = Checkpoints(tmp_path / "checkpoints").restore_latest(
             abstract(training_setup, mesh), training_setup[0]
         )
-        assert equal((state.params, state.opt_state, state.ema), (saved.params, saved.opt_state, saved.ema))
+        assert equal(
+            (state.params, state.opt_state, state.ema), (saved.params, saved.opt_state, saved.ema)
+        )
         assert int(state.step) == 3 == meta["step"]
         assert {x.sharding.mesh.size for x in jax.tree.leaves(state.params)} == {mesh.size}
     assert meta["config"]["model"]["d_model"] == 16

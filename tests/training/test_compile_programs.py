@@ -92,7 +92,9 @@ def test_programs_of_a_gpu_are_compiled_one_after_the_other(monkeypatch, two_cor
     assert alone == [True, True, True] and order == LARGEST_FIRST
 
 
-def test_nothing_is_compiled_after_a_program_that_does_not_fit(mesh, two_cores, needed, monkeypatch):
+def test_nothing_is_compiled_after_a_program_that_does_not_fit(
+    mesh, two_cores, needed, monkeypatch
+):
     """The largest is compiled and checked first, while only the second one is being compiled."""
     compiled, raised = [], threading.Event()
     monkeypatch.setattr(setup, "device_memory", lambda: 2**30)
@@ -109,7 +111,9 @@ def test_nothing_is_compiled_after_a_program_that_does_not_fit(mesh, two_cores, 
         return describe(shape)
 
     with refused("16 rows", "3.00 GiB", "1.00 GiB"):
-        setup.compile_programs(compiled_by(compile, describe_and_go_on), [*SHAPES, Shape(8, 1, 1)], mesh)
+        setup.compile_programs(
+            compiled_by(compile, describe_and_go_on), [*SHAPES, Shape(8, 1, 1)], mesh
+        )
     assert set(compiled) <= set(LARGEST_FIRST), "what waited was not cancelled"
 
 
@@ -122,7 +126,9 @@ def test_an_error_of_the_compiler_is_raised(mesh, two_cores):
 
 
 @pytest.mark.slow
-def test_programs_are_the_same_however_many_are_compiled_at_once(tmp_path, cache, monkeypatch, no_cache):
+def test_programs_are_the_same_however_many_are_compiled_at_once(
+    tmp_path, cache, monkeypatch, no_cache
+):
     run = start(
         tiny_run(tmp_path, data=dict(batching="buckets", batch_tokens=512, microbatch_tokens=0)),
         tmp_path / "run",
@@ -138,7 +144,10 @@ def test_programs_are_the_same_however_many_are_compiled_at_once(tmp_path, cache
         compiled = setup.compile_programs(setup.train_program(run), run.batches.shapes, run.mesh)
         programs = {shape: program.as_text().splitlines() for shape, program in compiled.items()}
         without_places = lambda line: re.sub(", metadata={[^}]*}", "", line)  # noqa: E731
-        return {shape: [without_places(line) for line in lines if " = " in line] for shape, lines in programs.items()}
+        return {
+            shape: [without_places(line) for line in lines if " = " in line]
+            for shape, lines in programs.items()
+        }
 
     one_by_one, at_once = instructions(1), instructions(2)
     assert one_by_one == at_once and all(len(lines) > 100 for lines in at_once.values())

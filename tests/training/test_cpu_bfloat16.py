@@ -46,7 +46,9 @@ def test_bfloat16_is_slow_without_the_instructions_or_the_option(tmp_path, monke
 def test_users_of_the_slower_precision_are_told_of_the_key(fast):
     fast(True)
     for trained in ("auto", "float32", "bfloat16"):
-        assert "--config.decode.precision=bfloat16" in precision.advice(with_precision(trained), decoding=True)
+        assert "--config.decode.precision=bfloat16" in precision.advice(
+            with_precision(trained), decoding=True
+        )
     assert not precision.advice(with_precision("bfloat16"), decoding=False)
     fast(False)
     assert not precision.advice(with_precision(), decoding=True)
@@ -57,8 +59,12 @@ def test_users_of_the_slower_precision_are_told_of_the_key(fast):
 def test_compiler_options_follow_precision_rematerialization_and_backend(fast, monkeypatch):
     fast(True)
     assert precision.compiler_options(with_precision()) is None
-    assert "xla_cpu_experimental_onednn_custom_call" in precision.compiler_options(with_precision("bfloat16"))
-    assert precision.compiler_options(with_precision(remat="full")).keys() == {"xla_disable_hlo_passes"}
+    assert "xla_cpu_experimental_onednn_custom_call" in precision.compiler_options(
+        with_precision("bfloat16")
+    )
+    assert precision.compiler_options(with_precision(remat="full")).keys() == {
+        "xla_disable_hlo_passes"
+    }
     fast(False)
     assert precision.compiler_options(with_precision("bfloat16")) is None
     monkeypatch.setattr(precision.jax, "default_backend", lambda: "gpu")
@@ -67,7 +73,13 @@ def test_compiler_options_follow_precision_rematerialization_and_backend(fast, m
 
 @pytest.mark.parametrize(
     ("equation", "size"),
-    [("btd,vd->btv", 8), ("btd,vd->btv", 160), ("btv,btd->vd", 160), ("btnh,bsnh->bnts", 160), ("td,dv->tv", 160)],
+    [
+        ("btd,vd->btv", 8),
+        ("btd,vd->btv", 160),
+        ("btv,btd->vd", 160),
+        ("btnh,bsnh->bnts", 160),
+        ("td,dv->tv", 160),
+    ],
 )
 def test_results_that_are_cast_are_not_rounded(equation, size):
     """Small products, which XLA computes itself, and large ones: as exact as float32 sums of bfloat16 operands."""
@@ -76,7 +88,10 @@ def test_results_that_are_cast_are_not_rounded(equation, size):
     shapes = dict(b=2, t=size, s=size, d=2 * size, v=3 * size, n=2, h=32)
     operands = equation.split("->")[0]
     rng = np.random.default_rng(0)
-    x, y = (jnp.asarray(rng.normal(size=[shapes[c] for c in side]), jnp.bfloat16) for side in operands.split(","))
+    x, y = (
+        jnp.asarray(rng.normal(size=[shapes[c] for c in side]), jnp.bfloat16)
+        for side in operands.split(",")
+    )
 
     def product(x, y):
         with cast_results():
@@ -94,11 +109,16 @@ def test_gradients_of_float32_operands_are_not_rounded():
     if not precision.has_fast_bfloat16():
         pytest.skip("this CPU, or this version of jaxlib, has no fast bfloat16")
     rng = np.random.default_rng(0)
-    x, table, cotangent = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((4, 96, 64), (512, 64), (4, 96, 512)))
+    x, table, cotangent = (
+        jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((4, 96, 64), (512, 64), (4, 96, 512))
+    )
 
     def gradient(x, table, cotangent):
         with cast_results():
-            back = jax.vjp(lambda y: product_with_float32_result("btd,vd->btv", x, y, jnp.dtype("bfloat16")), table)[1]
+            back = jax.vjp(
+                lambda y: product_with_float32_result("btd,vd->btv", x, y, jnp.dtype("bfloat16")),
+                table,
+            )[1]
             return back(cotangent)[0]
 
     options = precision.compiler_options(with_precision("bfloat16"))

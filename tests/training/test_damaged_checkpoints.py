@@ -53,7 +53,9 @@ def state_at(training_setup, step):
 def write(folder, training_setup, steps=(1, 2, 3), metric=lambda step: float(step), **keys):
     checkpoints = Checkpoints(folder, **{"keep_last": 9, "keep_best": 1} | keys)
     for step in steps:
-        checkpoints.save(state_at(training_setup, step), meta_of(training_setup[0], step), metric(step))
+        checkpoints.save(
+            state_at(training_setup, step), meta_of(training_setup[0], step), metric(step)
+        )
     checkpoints.close()
 
 
@@ -73,11 +75,15 @@ def restored(folder, training_setup, **keys):
 
 
 def equal(a, b):
-    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    return all(
+        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
 
 
 def content(folder):
-    return {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()
+    }
 
 
 def flip(path, position=0.5):
@@ -105,7 +111,9 @@ def check_damaged_file(three_checkpoints, training_setup, workdir, name, damage)
     assert step in (2, 3) and equal(state, state_at(training_setup, step)), name
     after = content(workdir)
     if step == 2:
-        assert {re.sub(r"3\.damaged-\d+/", "3/", path): data for path, data in after.items()} == before
+        assert {
+            re.sub(r"3\.damaged-\d+/", "3/", path): data for path, data in after.items()
+        } == before
         assert any(".damaged-" in path for path in after)
     else:
         assert after == before
@@ -119,7 +127,9 @@ def files_of(three_checkpoints):
     )
 
 
-def test_reads_beside_a_damaged_one_print_no_tracebacks(three_checkpoints, training_setup, tmp_path, monkeypatch):
+def test_reads_beside_a_damaged_one_print_no_tracebacks(
+    three_checkpoints, training_setup, tmp_path, monkeypatch
+):
     """Orbax drops them, and their threads and coroutines tell Python at any time; here at once."""
     real, printed = ocp.StandardCheckpointHandler.restore, []
 
@@ -127,7 +137,9 @@ def test_reads_beside_a_damaged_one_print_no_tracebacks(three_checkpoints, train
         try:
             return real(*arguments, **named)
         finally:
-            sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError("Event loop is closed"), object=None))
+            sys.unraisablehook(
+                SimpleNamespace(exc_value=RuntimeError("Event loop is closed"), object=None)
+            )
 
     monkeypatch.setattr(sys, "unraisablehook", lambda error: printed.append(str(error.exc_value)))
     monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", restore)
@@ -143,13 +155,17 @@ def test_reads_beside_a_damaged_one_print_no_tracebacks(three_checkpoints, train
     "damage",
     ["one after the other", *(pytest.param(way, marks=pytest.mark.drill) for way in WAYS)],
 )
-def test_damage_to_every_file_of_the_newest_checkpoint_is_detected(three_checkpoints, training_setup, tmp_path, damage):
+def test_damage_to_every_file_of_the_newest_checkpoint_is_detected(
+    three_checkpoints, training_setup, tmp_path, damage
+):
     for number, name in enumerate(files_of(three_checkpoints)):
         way = WAYS.get(damage, list(WAYS.values())[number % len(WAYS)])
         check_damaged_file(three_checkpoints, training_setup, tmp_path / str(number), name, way)
 
 
-def test_damaged_checkpoints_stay_on_their_disk(three_checkpoints, training_setup, tmp_path, monkeypatch):
+def test_damaged_checkpoints_stay_on_their_disk(
+    three_checkpoints, training_setup, tmp_path, monkeypatch
+):
     """`checkpoints` is a link; a rename to another disk would fail. A step may be damaged twice."""
     shutil.copytree(three_checkpoints, tmp_path / "disk" / "run7")
     (tmp_path / "run").mkdir()
@@ -157,7 +173,10 @@ def test_damaged_checkpoints_stay_on_their_disk(three_checkpoints, training_setu
     rename = os.rename
 
     def on_one_disk(source, target, **keys):
-        if Path(source).parts[: len(tmp_path.parts) + 1] != Path(target).parts[: len(tmp_path.parts) + 1]:
+        if (
+            Path(source).parts[: len(tmp_path.parts) + 1]
+            != Path(target).parts[: len(tmp_path.parts) + 1]
+        ):
             raise OSError(errno.EXDEV, "Invalid cross-device link")
         rename(source, target, **keys)
 
@@ -183,7 +202,10 @@ def test_the_newest_intact_checkpoint_is_restored_and_damaged_ones_are_set_aside
     assert Checkpoints(folder).steps() == [1, 2]
     write(folder, training_setup, (3,))
     assert restored(folder, training_setup)[1] == 3
-    assert sorted(p.name.partition("-")[0] for p in folder.glob("*-*")) == ["3.damaged", "5.damaged"]
+    assert sorted(p.name.partition("-")[0] for p in folder.glob("*-*")) == [
+        "3.damaged",
+        "5.damaged",
+    ]
 
 
 def test_where_all_checkpoints_are_damaged_they_stay(three_checkpoints, training_setup, tmp_path):
@@ -220,7 +242,9 @@ def test_reading_modifies_no_file(three_checkpoints, training_setup, tmp_path):
     assert sorted(tmp_path.rglob("*")) == names and content(tmp_path) == before
 
 
-def test_leftovers_of_killed_saves_are_removed_on_resume(three_checkpoints, training_setup, tmp_path):
+def test_leftovers_of_killed_saves_are_removed_on_resume(
+    three_checkpoints, training_setup, tmp_path
+):
     shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
     for name in ("9.orbax-checkpoint-tmp", "3.orbax-checkpoint-tmp-17"):
         (tmp_path / "checkpoints" / name / "params").mkdir(parents=True)
@@ -230,14 +254,19 @@ def test_leftovers_of_killed_saves_are_removed_on_resume(three_checkpoints, trai
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["1", "2", "3"]
 
 
-def test_state_of_another_optimizer_is_refused_by_leaf_name(three_checkpoints, training_setup, tmp_path):
+def test_state_of_another_optimizer_is_refused_by_leaf_name(
+    three_checkpoints, training_setup, tmp_path
+):
     """As after a library upgrade or a change of parameter names."""
     shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
     before = content(tmp_path)
     config, _, abstract = training_setup
     twice = lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype)  # noqa: E731
     for other, names in (
-        (abstract.replace(opt_state=(abstract.opt_state, abstract.step)), ["opt_state", "0.1.count"]),
+        (
+            abstract.replace(opt_state=(abstract.opt_state, abstract.step)),
+            ["opt_state", "0.1.count"],
+        ),
         (abstract.replace(opt_state=abstract.opt_state[:1]), ["opt_state", "1.mu.decoder_0"]),
         (abstract.replace(params=jax.tree.map(twice, abstract.params)), ["params", "float32[2,"]),
     ):
@@ -247,10 +276,14 @@ def test_state_of_another_optimizer_is_refused_by_leaf_name(three_checkpoints, t
 
 
 @pytest.mark.parametrize("what", DIGESTS)
-def test_digests_are_compared_before_arrays_are_read(three_checkpoints, training_setup, what, monkeypatch):
+def test_digests_are_compared_before_arrays_are_read(
+    three_checkpoints, training_setup, what, monkeypatch
+):
     monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", None)
     with refused("checkpoint 3", what, DIGESTS[what][:12]):
-        Checkpoints(three_checkpoints).restore_latest(training_setup[2], training_setup[0], DIGESTS | {what: "0" * 64})
+        Checkpoints(three_checkpoints).restore_latest(
+            training_setup[2], training_setup[0], DIGESTS | {what: "0" * 64}
+        )
 
 
 class SecondProcess(ProcessGroup):
@@ -354,4 +387,6 @@ def test_failing_disk_is_reported_despite_an_older_checkpoint(
     monkeypatch.setattr(type(Checkpoints(three_checkpoints).folder), "read_text", fail)
     with caplog.at_level(logging.WARNING, "t2t_flax"), refused("Input/output", error=OSError):
         restored(tmp_path / "checkpoints", training_setup)
-    assert "damaged" not in caplog.text and content(tmp_path / "checkpoints") == content(three_checkpoints)
+    assert "damaged" not in caplog.text and content(tmp_path / "checkpoints") == content(
+        three_checkpoints
+    )

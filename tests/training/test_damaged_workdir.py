@@ -39,16 +39,24 @@ def intact_run(tmp_path_factory, cache):
         shutil.copytree(workdir, other)
         for later in {4, 8} - set(range(step + 1)):
             shutil.rmtree(other / "checkpoints" / str(later))
-        states[step] = Checkpoints(other / "checkpoints").restore_latest(run.abstract, run.config)[0]
+        states[step] = Checkpoints(other / "checkpoints").restore_latest(run.abstract, run.config)[
+            0
+        ]
     return run.config, workdir, states
 
 
 def equal(a, b):
-    return all(np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    return all(
+        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
 
 
 def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in Path(folder).rglob("*")
+        if path.is_file()
+    }
 
 
 def evaluate(workdir, states):
@@ -68,11 +76,18 @@ def resume(config, workdir, cache, states):
     return progress.step
 
 
-NAMES = st.sampled_from(["config.json", "trained.json", "complete.json", "metrics.jsonl", "tokenizer", "checkpoints"])
+NAMES = st.sampled_from(
+    ["config.json", "trained.json", "complete.json", "metrics.jsonl", "tokenizer", "checkpoints"]
+)
 
 
 @settings(max_examples=10)
-@given(NAMES, st.sampled_from(["flip", "truncate", "empty", "delete"]), st.floats(0, 1), st.integers(0, 10**6))
+@given(
+    NAMES,
+    st.sampled_from(["flip", "truncate", "empty", "delete"]),
+    st.floats(0, 1),
+    st.integers(0, 10**6),
+)
 @example("config.json", "empty", 0.0, 0)
 @example("config.json", "delete", 0.0, 0)
 @example("tokenizer", "truncate", 0.0, 0)
@@ -96,7 +111,10 @@ def test_damaged_workdir_files_are_harmless_or_reported(
         path.write_bytes({"flip": bytes(data), "truncate": bytes(data[:at]), "empty": b""}[damage])
     before = files(workdir)
     with jax.default_device(jax.devices()[0]):
-        for action in (lambda: evaluate(workdir, states), lambda: resume(config, workdir, cache, states)):
+        for action in (
+            lambda: evaluate(workdir, states),
+            lambda: resume(config, workdir, cache, states),
+        ):
             try:
                 action()
             except UserError as error:
@@ -115,7 +133,9 @@ def test_zeroed_bytes_of_metrics_are_left_out(intact_run, tmp_path, caplog):
     shutil.copy(source / "metrics.jsonl", tmp_path)
     text = (tmp_path / "metrics.jsonl").read_bytes()
     (tmp_path / "metrics.jsonl").write_bytes(text + bytes(100) + b'\n{"step": 9, "lo')
-    assert [line["step"] for line in read_metrics(tmp_path)] == [line["step"] for line in read_metrics(source)]
+    assert [line["step"] for line in read_metrics(tmp_path)] == [
+        line["step"] for line in read_metrics(source)
+    ]
     assert_names(caplog.text, "1 lines", "line 11")
     MetricsWriter(epath.Path(tmp_path), resume_step=8).close()
     assert (tmp_path / "metrics.jsonl").read_bytes() == text

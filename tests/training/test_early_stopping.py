@@ -27,7 +27,9 @@ def test_patience_stops_the_run_and_keeps_the_best_checkpoint(tmp_path, cache):
         eval=dict(decode_every_steps=2, metric="bleu", patience=3),
         checkpoint=dict(every_steps=100, keep_last=1, keep_best=1),
     )
-    outcome = loop.train(start(config, tmp_path, cache), score=lambda *_: {"valid_bleu": next(scores)})
+    outcome = loop.train(
+        start(config, tmp_path, cache), score=lambda *_: {"valid_bleu": next(scores)}
+    )
     assert (outcome.reason, outcome.step, outcome.finished) == ("patience", 10, True)
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [4, 10]
 
@@ -47,14 +49,17 @@ def test_early_stopped_run_resumes_with_larger_patience(tmp_path, cache):
     for patience in (2, 0):
         assert (
             completed(
-                epath.Path(tmp_path), tiny_run(tmp_path, **keys | {"eval": keys["eval"] | {"patience": patience}})
+                epath.Path(tmp_path),
+                tiny_run(tmp_path, **keys | {"eval": keys["eval"] | {"patience": patience}}),
             )
             is None
         )
     longer = tiny_run(tmp_path, **keys | {"eval": keys["eval"] | {"patience": 3}})
     start(longer, tmp_path, cache)  # and is killed
     assert completed(epath.Path(tmp_path), longer) is None
-    assert loop.train(start(longer, tmp_path, cache), score=lambda *_: {"valid_bleu": 1.0}).step == 8
+    assert (
+        loop.train(start(longer, tmp_path, cache), score=lambda *_: {"valid_bleu": 1.0}).step == 8
+    )
 
 
 @pytest.mark.slow
@@ -75,22 +80,38 @@ def test_interrupted_evaluation_still_decides_the_best_checkpoint(tmp_path, cach
     stopped = loop.train(start(config, tmp_path, cache), score=interrupted)
     assert (stopped.step, stopped.finished) == (2, False)
     scores = iter([9.0, 8.0, 7.0])
-    assert loop.train(start(config, tmp_path, cache), score=lambda *_: {"valid_bleu": next(scores)}).step == 6
+    assert (
+        loop.train(
+            start(config, tmp_path, cache), score=lambda *_: {"valid_bleu": next(scores)}
+        ).step
+        == 6
+    )
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [2, 6]
 
 
 @pytest.mark.slow
 def test_best_checkpoint_by_token_accuracy(tmp_path, cache):
-    keys = dict(eval=dict(every_steps=1, metric="accuracy"), checkpoint=dict(every_steps=100, keep_last=1))
+    keys = dict(
+        eval=dict(every_steps=1, metric="accuracy"), checkpoint=dict(every_steps=100, keep_last=1)
+    )
     loop.train(start(tiny_run(tmp_path, steps=6, **keys), tmp_path, cache), score=None)
-    accuracy = {line["step"]: line["valid_accuracy"] for line in read_metrics(tmp_path) if "valid_accuracy" in line}
+    accuracy = {
+        line["step"]: line["valid_accuracy"]
+        for line in read_metrics(tmp_path)
+        if "valid_accuracy" in line
+    }
     best = max(accuracy, key=accuracy.get)  # the first of equals
-    assert len(accuracy) == 6 and Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == sorted({best, 6})
+    assert len(accuracy) == 6 and Checkpoints(
+        tmp_path / "checkpoints", keep_last=9
+    ).steps() == sorted({best, 6})
 
 
 @pytest.mark.parametrize(
     "change",
-    [dict(data=dict(valid="toy:valid:20")), pytest.param(dict(decode=dict(beam_size=3)), marks=pytest.mark.slow)],
+    [
+        dict(data=dict(valid="toy:valid:20")),
+        pytest.param(dict(decode=dict(beam_size=3)), marks=pytest.mark.slow),
+    ],
 )
 def test_metrics_of_other_data_or_translations_do_not_compete(tmp_path, cache, change):
     """A run resumed with another validation set, or another search, is measured from there on."""
@@ -114,7 +135,10 @@ def test_metrics_of_other_data_or_translations_do_not_compete(tmp_path, cache, c
 @pytest.mark.parametrize(("metric", "same"), [("nll", True), ("bleu", False)])
 def test_only_metrics_of_translations_depend_on_the_search(tmp_path, cache, metric, same):
     keys = dict(eval=dict(metric=metric, decode_every_steps=2))
-    one, other = (start(tiny_run(tmp_path, decode=dict(beam_size=size), **keys), tmp_path, cache) for size in (4, 3))
+    one, other = (
+        start(tiny_run(tmp_path, decode=dict(beam_size=size), **keys), tmp_path, cache)
+        for size in (4, 3)
+    )
     assert (one.metric_of == other.metric_of) == same
 
 
@@ -131,7 +155,9 @@ def test_only_metrics_of_translations_depend_on_the_search(tmp_path, cache, metr
 def test_metrics_of_translations_depend_on_keys_that_change_these(keys, same):
     base = Config().with_values({"eval.metric": "bleu", "eval.decode_every_steps": 10})
     digests = {
-        TrainingSetup.metric_of.fget(SimpleNamespace(config=config, corpus=SimpleNamespace(valid={})))
+        TrainingSetup.metric_of.fget(
+            SimpleNamespace(config=config, corpus=SimpleNamespace(valid={}))
+        )
         for config in (base, base.with_values(keys))
     }
     assert (len(digests) == 1) == same
@@ -170,6 +196,12 @@ def test_an_end_that_is_worse_than_the_start_is_noted(tmp_path, values, noted):
 
 def test_non_finite_metric_is_never_the_best():
     progress = TrainProgress()
-    for step, (value, metric) in enumerate([(float("nan"), None), (3.0, 3.0), (float("inf"), None), (4.0, 4.0)], 1):
+    for step, (value, metric) in enumerate(
+        [(float("nan"), None), (3.0, 3.0), (float("inf"), None), (4.0, 4.0)], 1
+    ):
         assert note_metric(progress, {"valid_bleu": value}, step, "bleu") == metric
-    assert (progress.best_metric, progress.best_step, progress.evaluations_without_better) == (4.0, 4, 0)
+    assert (progress.best_metric, progress.best_step, progress.evaluations_without_better) == (
+        4.0,
+        4,
+        0,
+    )

@@ -25,7 +25,10 @@ EPOCHS = dict(
 
 
 def metrics(workdir, name):
-    rows = [json.loads(line) for line in (epath.Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (epath.Path(workdir) / "metrics.jsonl").read_text().splitlines()
+    ]
     return {row["step"]: row[name] for row in rows if name in row}
 
 
@@ -36,24 +39,35 @@ def test_epochs_are_counted_in_updates(tmp_path, cache):
     run = start(config, tmp_path, cache)
     epoch = Batches(run.corpus.train, config.data, seed=0).updates_per_epoch
     assert 1 < epoch < 20
-    assert [due_after(run, n).checkpoint for n in (epoch - 1, epoch, epoch + 1, 42)] == [False, True, False, False]
+    assert [due_after(run, n).checkpoint for n in (epoch - 1, epoch, epoch + 1, 42)] == [
+        False,
+        True,
+        False,
+        False,
+    ]
     loop.train(run, score=None)
     assert sorted(metrics(tmp_path, "valid_loss")) == list(range(epoch, 43, epoch))
     steps = Checkpoints(tmp_path / "checkpoints").steps()
     assert 42 % epoch, "the last update is saved beside the regular ones"
     assert steps == [*range(epoch, 43, epoch)][-2:] + [42]
     with jax.default_device(jax.devices()[0]):
-        assert load(tmp_path, average=2, overrides={"mesh.data": "-1"}).steps == tuple(reversed(steps[:2]))
+        assert load(tmp_path, average=2, overrides={"mesh.data": "-1"}).steps == tuple(
+            reversed(steps[:2])
+        )
 
 
 def test_validation_loss_with_and_without_smoothing(tmp_path, cache):
     config = tiny_run(tmp_path, steps=1, loss=dict(label_smoothing=0.0), **EPOCHS)
     run = start(config, tmp_path, cache)
     state, _ = init_state(config, run.model, run.tx, run.mesh)
-    plain = ValidationLoss(config, run.model, run.mesh, run.abstract.params, run.corpus.valid["valid"])(state.params)
+    plain = ValidationLoss(
+        config, run.model, run.mesh, run.abstract.params, run.corpus.valid["valid"]
+    )(state.params)
     np.testing.assert_allclose(plain["nll"], plain["loss"], rtol=1e-6)
     config = tiny_run(tmp_path, steps=1, **EPOCHS)
-    smoothed = ValidationLoss(config, run.model, run.mesh, run.abstract.params, run.corpus.valid["valid"])(state.params)
+    smoothed = ValidationLoss(
+        config, run.model, run.mesh, run.abstract.params, run.corpus.valid["valid"]
+    )(state.params)
     np.testing.assert_allclose(plain["nll"], smoothed["nll"], rtol=1e-6)
     assert smoothed["loss"] != smoothed["nll"]
 
@@ -67,7 +81,9 @@ def test_patience_on_the_smoothed_loss(tmp_path, cache, monkeypatch):
         lambda *args: lambda *_: dict(zip(("nll", "loss"), next(values), strict=True)),
     )
     groups = EPOCHS | dict(eval=EPOCHS["eval"] | dict(metric="loss", patience=2))
-    outcome = loop.train(start(tiny_run(tmp_path, steps=400, **groups), tmp_path, cache), score=None)
+    outcome = loop.train(
+        start(tiny_run(tmp_path, steps=400, **groups), tmp_path, cache), score=None
+    )
     assert outcome.reason == "patience" and len(metrics(tmp_path, "valid_loss")) == 4
 
 

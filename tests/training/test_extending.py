@@ -62,7 +62,9 @@ def test_schedule(monkeypatch, tmp_path):
 def test_optimizer(monkeypatch, tmp_path):
     documented_modules.load("Extending t2t_flax", monkeypatch, tmp_path)
     keys = dict(name="nesterov", schedule="constant", peak_lr=0.1, warmup_steps=1)
-    resolve(to_config_dict(small_config().with_values({f"optimizer.{k}": v for k, v in keys.items()})))
+    resolve(
+        to_config_dict(small_config().with_values({f"optimizer.{k}": v for k, v in keys.items()}))
+    )
     metrics, _ = train(small_config(optimizer=keys, model=dict(dropout=0.0)), updates=8)
     assert float(metrics[-1]["loss"]) < float(metrics[0]["loss"]) - 0.05
 
@@ -74,6 +76,8 @@ def test_metric(entropy, chunk):
     metrics, sums = train(small_config(loss=dict(logits_chunk_size=chunk)))
     assert all(0 < float(m["entropy"]) < np.log(40) for m in metrics)
     assert 0 < float(sums["entropy"] / sums["tokens"]) < np.log(40)
-    assert set(sums) == {"loss", "nll", "accuracy", "entropy", "tokens"} and jnp.isfinite(sums["nll"])
+    assert set(sums) == {"loss", "nll", "accuracy", "entropy", "tokens"} and jnp.isfinite(
+        sums["nll"]
+    )
     assert task_of(small_config(eval=dict(metric="entropy")))
     assert lower_is_better("valid_entropy")

@@ -22,7 +22,9 @@ def test_forward_flops_of_a_small_model_by_hand():
     """One pair, S 3, T 2; 1 + 1 layers, d 4, d_ff 8, 2 heads of 2, V 10: multiply-adds listed matrix by matrix."""
     model = Model(num_encoder_layers=1, num_decoder_layers=1, d_model=4, d_ff=8, num_heads=2)
     encoder = 3 * (4 * 4 * 4 + 2 * 4 * 8) + 2 * 3 * 3 * 4
-    decoder = 2 * (4 * 4 * 4 + 2 * 4 * 4 + 2 * 4 * 8) + 2 * 2 * 2 * 4 + 3 * 2 * 4 * 4 + 2 * 2 * 3 * 4
+    decoder = (
+        2 * (4 * 4 * 4 + 2 * 4 * 4 + 2 * 4 * 8) + 2 * 2 * 2 * 4 + 3 * 2 * 4 * 4 + 2 * 2 * 3 * 4
+    )
     expected = 2 * (encoder + decoder + 2 * 4 * 10)
     tokens = flops.Tokens(source=3, target=2, source_self=9, target_self=4, cross=6)
     assert forward_flops(model, 10, tokens) == expected
@@ -48,10 +50,21 @@ def test_formula_agrees_with_the_compilers_count():
 def test_forward_flops_of_grouped_heads_and_gated_feed_forward():
     """As above with one head of keys and values, and three feed-forward matrices."""
     model = Model(
-        num_encoder_layers=1, num_decoder_layers=1, d_model=4, d_ff=8, num_heads=2, num_kv_heads=1, feed_forward="gated"
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        d_model=4,
+        d_ff=8,
+        num_heads=2,
+        num_kv_heads=1,
+        feed_forward="gated",
     )
     encoder = 3 * (2 * 4 * 4 + 2 * 4 * 2 + 3 * 4 * 8) + 2 * 3 * 3 * 4
-    decoder = 2 * (2 * 4 * 4 + 2 * 4 * 2 + 2 * 4 * 4 + 3 * 4 * 8) + 2 * 2 * 2 * 4 + 3 * 2 * 4 * 2 + 2 * 2 * 3 * 4
+    decoder = (
+        2 * (2 * 4 * 4 + 2 * 4 * 2 + 2 * 4 * 4 + 3 * 4 * 8)
+        + 2 * 2 * 2 * 4
+        + 3 * 2 * 4 * 2
+        + 2 * 2 * 3 * 4
+    )
     tokens = flops.Tokens(source=3, target=2, source_self=9, target_self=4, cross=6)
     assert forward_flops(model, 10, tokens) == 2 * (encoder + decoder + 2 * 4 * 10)
 
@@ -61,7 +74,9 @@ def test_products_of_table_1():
     n, d = 100, 32
 
     def count(mixer="attention", **keys):
-        model = Model(d_model=d, num_heads=4, mixer=mixer, extensions=(("layer_types", LayerTypes(**keys)),))
+        model = Model(
+            d_model=d, num_heads=4, mixer=mixer, extensions=(("layer_types", LayerTypes(**keys)),)
+        )
         module = make_mixer(model, jnp.dtype("float32"), causal=True, depth=0)
         inputs = MixerInputs(jnp.ones((1, n), jnp.int32), jnp.arange(n)[None])
         init = lambda: nn.unbox(module.init(jax.random.key(0), jnp.ones((1, n, d)), inputs))  # noqa: E731
@@ -73,11 +88,19 @@ def test_products_of_table_1():
     assert count("local_attention", window=9) == 4 * n * d**2 + 2 * 9 * n * d
     assert count("local_attention", window=999) == count()
     assert count(mixer="lstm") == 8 * n * d**2 and count(mixer="gru") == 6 * n * d**2
-    assert count("conv", conv_kernel_size=7) == count("dilated_conv", conv_kernel_size=7) == 7 * n * d**2
+    assert (
+        count("conv", conv_kernel_size=7)
+        == count("dilated_conv", conv_kernel_size=7)
+        == 7 * n * d**2
+    )
 
 
 def test_explain_has_the_flops_of_the_big_model(capsys):
     assert explain.run(["--config=aiayn_big"]) == 0
     out = capsys.readouterr().out
-    (million,) = (float(row.split()[-2].replace(",", "")) for row in out.splitlines() if "27 +  27 tokens" in row)
+    (million,) = (
+        float(row.split()[-2].replace(",", ""))
+        for row in out.splitlines()
+        if "27 +  27 tokens" in row
+    )
     assert million == pytest.approx(1290, rel=0.05)

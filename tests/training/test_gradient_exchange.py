@@ -4,7 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.configs import VOCAB, devices_mesh, model_and_state, random_pairs, rows_alone, small_config
+from helpers.configs import (
+    VOCAB,
+    devices_mesh,
+    model_and_state,
+    random_pairs,
+    rows_alone,
+    small_config,
+)
 
 from t2t_flax.data.batching.batches import Shape
 from t2t_flax.distributed import mesh as mesh_lib
@@ -44,7 +51,10 @@ def test_gradients_cross_the_devices_once_an_update(mesh, precision):
     planning = pytest.importorskip("t2t_flax.extensions.planning.abstract_run")
     topology = pytest.importorskip("t2t_flax.extensions.planning.topology")
     config = small_config(
-        mesh=MESHES[mesh], train=dict(precision=precision), data=dict(vocab_size=VOCAB), loss=dict(logits_chunk_size=16)
+        mesh=MESHES[mesh],
+        train=dict(precision=precision),
+        data=dict(vocab_size=VOCAB),
+        loss=dict(logits_chunk_size=16),
     )
     run = planning.abstract_run(config, topology.parse("cpu:8" if mesh == "all" else "cpu:4"))
     exchanges = planning.compile_train_step(run, Shape(24, 8, 3))["gradient_exchanges"]
@@ -93,14 +103,22 @@ def test_bfloat16_table_gradients_of_shards_are_near_those_of_float32(tie, chunk
     rows = jax.tree.map(jnp.asarray, rows_alone(random_pairs(8, longest=11), 12))
 
     def gradients(precision, shards):
-        config = small_config(model=model_keys, train=dict(precision=precision), loss=dict(logits_chunk_size=chunk))
+        config = small_config(
+            model=model_keys, train=dict(precision=precision), loss=dict(logits_chunk_size=chunk)
+        )
         model, _, state, _ = model_and_state(config)
         of_rows = jax.grad(lambda params, rows: loss_sums(config, model, params, rows, None)[0])
         params = jax.device_get(state.params)
         with mesh_lib.use(devices_mesh(data=shards)):
             grads = jax.jit(over_shards(of_rows, shards))(params, rows)
-            grads = jax.tree.map(lambda g: sum_over_shards(g, model.dtype), grads) if shards > 1 else grads
-        return jax.device_get({name: grads[name] for name in {*model.table_params, *model.output_params}})
+            grads = (
+                jax.tree.map(lambda g: sum_over_shards(g, model.dtype), grads)
+                if shards > 1
+                else grads
+            )
+        return jax.device_get(
+            {name: grads[name] for name in {*model.table_params, *model.output_params}}
+        )
 
     near, exact = gradients("bfloat16", SHARDS), gradients("float32", 1)
     for a, b in zip(jax.tree.leaves(near), jax.tree.leaves(exact), strict=True):

@@ -50,9 +50,7 @@ def test_moments_of_a_run(tmp_path, cache, recorder):
     """A finished run awaits the scores of its final evaluation."""
     keys = dict(eval=dict(every_steps=4), log=dict(every_steps=2))
     outcome = loop.train(start(tiny_run(tmp_path, steps=5, **keys), tmp_path, cache), score=None)
-    names = (
-        "start0 before1 update1 before2 before3 update2 log2 before4 update3 third3 update4 log4 log4 before5 update5"
-    )
+    names = "start0 before1 update1 before2 before3 update2 log2 before4 update3 third3 update4 log4 log4 before5 update5"
     assert [f"{name}{step}" for name, step in recorder.calls] == names.split()
     assert len(outcome.hooks) == 5
     assert [line.get("counted") for line in read_metrics(tmp_path)] == [2, 4, None]
@@ -68,12 +66,16 @@ def test_a_hook_that_refuses_a_run_leaves_it_as_it_was(tmp_path, cache, recorder
     monkeypatch.setattr(recorder, "hooks", refuse)
     with refused("unfit"):
         loop.train(start(tiny_run(tmp_path, steps=8), tmp_path, cache), score=None)
-    assert (tmp_path / "complete.json").exists() and (tmp_path / "config.json").read_text() == before
+    assert (tmp_path / "complete.json").exists() and (
+        tmp_path / "config.json"
+    ).read_text() == before
 
 
 def test_diverged_run_ends_without_scores(tmp_path, cache, recorder):
     config = tiny_run(tmp_path, steps=5)
-    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, lr_scale=1e38))
+    config = dataclasses.replace(
+        config, optimizer=dataclasses.replace(config.optimizer, lr_scale=1e38)
+    )
     with pytest.raises(NonFiniteUpdate) as error:
         loop.train(start(config, tmp_path, cache), score=None)
     assert recorder.calls[-1] == ("end", error.value.step, {})

@@ -63,7 +63,9 @@ def test_metrics_of_updates_and_evaluations(uninterrupted):
         assert name in update
     assert set(update["seconds"]) >= {"compile", "data", "step"}
     assert 0 < update["mfu_useful_measured"] <= update["mfu_hardware_measured"]
-    assert not any(name.endswith("data_sheet") for name in update)  # there is no data sheet for a CPU, so no MFU
+    assert not any(
+        name.endswith("data_sheet") for name in update
+    )  # there is no data sheet for a CPU, so no MFU
     valid = [line for line in lines if "valid_nll" in line]
     assert [line["step"] for line in valid] == [6, 12]  # eval.every_steps
     assert 0 < valid[0]["valid_accuracy"] < 1
@@ -100,11 +102,15 @@ def wait_for_step(workdir, at_least, process, seconds=400):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "number", [signal.SIGHUP] + [pytest.param(n, marks=pytest.mark.drill) for n in (signal.SIGTERM, signal.SIGINT)]
+    "number",
+    [signal.SIGHUP]
+    + [pytest.param(n, marks=pytest.mark.drill) for n in (signal.SIGTERM, signal.SIGINT)],
 )
 def test_signal_saves_and_exits_with_75(tmp_path, cache, config_file, number):
     steps = "--config.train.steps=100000"
-    options = dict(env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    options = dict(
+        env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     process = subprocess.Popen(command(tmp_path / "run", cache, config_file, steps), **options)
     wait_for_step(tmp_path / "run", 5, process)
     process.send_signal(number)
@@ -120,7 +126,9 @@ def nan_loss_at(*updates):
 
     def diverge(config, model, params, batch, noise):
         loss, sums = real(config, model, params, batch, noise)
-        keys = jax.numpy.stack([step.noise_key(config.seed.dropout, update - 1) for update in updates])
+        keys = jax.numpy.stack(
+            [step.noise_key(config.seed.dropout, update - 1) for update in updates]
+        )
         return jax.numpy.where((noise.key == keys).all(1).any(), jax.numpy.nan, loss), sums
 
     return diverge
@@ -170,7 +178,9 @@ def test_changed_optimizer_keys_are_logged_once_on_resume(tmp_path, cache, unint
     changed = dict(optimizer=dict(lr_scale=0.5, max_grad_norm=1.0), checkpoint=dict(every_steps=2))
     expected = {"optimizer.lr_scale": [1.0, 0.5], "optimizer.max_grad_norm": [0.0, 1.0]}
     messages = []
-    loop.train(start(run_config(steps=6, **changed), tmp_path, cache), score=None, say=messages.append)
+    loop.train(
+        start(run_config(steps=6, **changed), tmp_path, cache), score=None, say=messages.append
+    )
     assert_names(messages[0], "optimizer.lr_scale", "1.0", "0.5", "update 4")
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=9)
     assert recorded_changes(checkpoints.meta(6)) == [{"step": 4, "changed": expected}]
@@ -178,7 +188,9 @@ def test_changed_optimizer_keys_are_logged_once_on_resume(tmp_path, cache, unint
     (tmp_path / "checkpoints" / "6").rename(tmp_path / "away")
     loop.train(start(run_config(steps=8, **changed), tmp_path, cache), score=None)
     lines = read_metrics(tmp_path)
-    assert [(m["step"], m["config_changed"]) for m in lines if "config_changed" in m] == [(4, expected)]
+    assert [(m["step"], m["config_changed"]) for m in lines if "config_changed" in m] == [
+        (4, expected)
+    ]
     assert [step for step, _, _ in curve(tmp_path)] == list(range(1, 9))
     rates = {m["step"]: m["learning_rate"] for m in lines if "learning_rate" in m}
     assert rates[5] == pytest.approx(0.5 * rates[4] * 5 / 4)
@@ -192,7 +204,9 @@ def test_suggested_flags_recover_a_diverged_run(tmp_path, cache, config_file, ca
     absurd = command(workdir, cache, config_file, *(f"--config.{key}" for key in keys))[3:]
     capsys.readouterr()
     assert main(absurd) == 3
-    assert_names(json.loads((workdir / "diverged.json").read_text())["reason"], "update 2", "loss nan")
+    assert_names(
+        json.loads((workdir / "diverged.json").read_text())["reason"], "update 2", "loss nan"
+    )
     code = 3
     while code == 3:
         lines = capsys.readouterr().err.splitlines()
@@ -235,7 +249,9 @@ def test_resuming_needs_only_the_workdir(tmp_path, cache):
     digest = prepare_corpus(task_of(with_tokenizer), tmp_path / "given").tokenizers.digest
     shutil.rmtree(first)
     ready.unlink()
-    outcome = loop.train(start(tiny_run(tmp_path, steps=8, **tuned), tmp_path / "tuned", cache), score=None)
+    outcome = loop.train(
+        start(tiny_run(tmp_path, steps=8, **tuned), tmp_path / "tuned", cache), score=None
+    )
     assert outcome.step == 8
     assert prepare_corpus(task_of(with_tokenizer), tmp_path / "given").tokenizers.digest == digest
     with refused("tokenizer"):
@@ -246,7 +262,9 @@ def test_oversized_program_is_refused_before_training(tmp_path, cache, monkeypat
     monkeypatch.setattr("t2t_flax.training.setup.device_memory", lambda: 100_000)
     with refused("train step", "config.data.microbatch_tokens"):
         loop.train(start(tiny_run(tmp_path), tmp_path, cache), score=None)
-    assert not (tmp_path / "checkpoints").exists() or not Checkpoints(tmp_path / "checkpoints").steps()
+    assert (
+        not (tmp_path / "checkpoints").exists() or not Checkpoints(tmp_path / "checkpoints").steps()
+    )
 
 
 @pytest.mark.slow

@@ -27,7 +27,11 @@ def reference(hidden, table, bias, targets, weights, *, config: Loss, vocab: int
     log_p = logits - logits.max(-1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(-1, keepdims=True))
     one_hot, eps = np.eye(vocab)[targets], config.label_smoothing
-    uniform = np.full(vocab, 1 / vocab) if config.label_smoothing_over == "all" else (1 - one_hot) / (vocab - 1)
+    uniform = (
+        np.full(vocab, 1 / vocab)
+        if config.label_smoothing_over == "all"
+        else (1 - one_hot) / (vocab - 1)
+    )
     smoothed = (1 - eps) * one_hot + eps * uniform
     d_logits = np.zeros((len(targets), len(table)))
     d_logits[:, :vocab] = (np.exp(log_p) - smoothed) * weights[:, None]
@@ -41,7 +45,11 @@ def reference(hidden, table, bias, targets, weights, *, config: Loss, vocab: int
 
 def inputs(rng, tokens, rows, dtype, biased):
     """Hidden rows, table and bias that `dtype` holds exactly, targets and weights; a third of the tokens are padding."""
-    arrays = rng.normal(size=(tokens, WIDTH)), rng.normal(size=(rows, WIDTH)), biased * rng.normal(size=rows)
+    arrays = (
+        rng.normal(size=(tokens, WIDTH)),
+        rng.normal(size=(rows, WIDTH)),
+        biased * rng.normal(size=rows),
+    )
     arrays = tuple(np.asarray(jnp.asarray(x, dtype), np.float64) for x in arrays)
     return *arrays, rng.integers(0, VOCAB, tokens), (rng.random(tokens) < 0.7).astype(np.float64)
 
@@ -49,7 +57,11 @@ def inputs(rng, tokens, rows, dtype, biased):
 def ours(hidden, table, bias, targets, weights, *, config, chunk, dtype, biased):
     """As `reference`; the tokens are two rows of a batch."""
     sums = functools.partial(token_sums, config=config, vocab_size=VOCAB)
-    arrays = jnp.asarray(hidden, dtype), jnp.asarray(table, jnp.float32), jnp.asarray(bias, jnp.float32)
+    arrays = (
+        jnp.asarray(hidden, dtype),
+        jnp.asarray(table, jnp.float32),
+        jnp.asarray(bias, jnp.float32),
+    )
     rows = jnp.asarray(targets).reshape(2, -1), jnp.asarray(weights, jnp.float32).reshape(2, -1)
 
     @functools.partial(jax.value_and_grad, argnums=(0, 1, 2), has_aux=True)
@@ -75,7 +87,9 @@ def ours(hidden, table, bias, targets, weights, *, config, chunk, dtype, biased)
     biased=st.booleans(),
     dtype=st.sampled_from((jnp.float32, jnp.bfloat16)),
 )
-def test_sums_and_gradients_are_those_of_float64(seed, tokens, rows, chunk, eps, over, biased, dtype):
+def test_sums_and_gradients_are_those_of_float64(
+    seed, tokens, rows, chunk, eps, over, biased, dtype
+):
     """Covers tables with padded rows, biases, and chunks of any size."""
     config = Loss(label_smoothing=eps, label_smoothing_over=over)
     values = inputs(np.random.default_rng(seed), tokens, rows, dtype, biased)
@@ -85,17 +99,24 @@ def test_sums_and_gradients_are_those_of_float64(seed, tokens, rows, chunk, eps,
     scale = max(1.0, values[-1].sum()) ** 0.5  # errors of tokens are independent
     for name in ("loss", "nll"):
         np.testing.assert_allclose(
-            found[name], expected[name], rtol=1e-6 if exact else 1e-3, atol=scale * (2e-6 if exact else 2e-2)
+            found[name],
+            expected[name],
+            rtol=1e-6 if exact else 1e-3,
+            atol=scale * (2e-6 if exact else 2e-2),
         )
     if exact:
         assert found["accuracy"] == expected["accuracy"]
     for name, a, b in zip(("hidden", "table", "bias"), gradients, expected_gradients, strict=True):
         if biased or name != "bias":
-            assert np.linalg.norm(a - b) <= (1e-5 if exact else 1e-2) * np.linalg.norm(b) + 1e-6, name
+            assert np.linalg.norm(a - b) <= (1e-5 if exact else 1e-2) * np.linalg.norm(b) + 1e-6, (
+                name
+            )
     assert not gradients[1][VOCAB:].any() and not gradients[2][VOCAB:].any()
 
 
-@pytest.mark.parametrize("tokens, chunk, padded", [(2070, 512, 2080), (512, 512, 512), (8192, 512, 8192), (9, 512, 16)])
+@pytest.mark.parametrize(
+    "tokens, chunk, padded", [(2070, 512, 2080), (512, 512, 512), (8192, 512, 8192), (9, 512, 16)]
+)
 def test_chunks_are_of_equal_size(tokens, chunk, padded):
     """Padding to a multiple of `chunk` would compute logits of up to a chunk of padding."""
     sizes = []
@@ -108,14 +129,21 @@ def test_chunks_are_of_equal_size(tokens, chunk, padded):
     hidden = jnp.ones((1, tokens, 1))
     _, others = sums_without_gradient(count, lambda hidden: hidden, hidden, *rows, chunk=chunk)
     assert float(others["tokens"]) == tokens
-    assert max(sizes) <= max(chunk, 8) and padded % max(sizes) == 0 and padded - tokens < 8 * padded / max(sizes)
+    assert (
+        max(sizes) <= max(chunk, 8)
+        and padded % max(sizes) == 0
+        and padded - tokens < 8 * padded / max(sizes)
+    )
 
 
 def test_statistics_are_the_same_in_one_pass():
     """GPUs run another program than the CPU of the other tests; also for logits whose exponentials overflow."""
     logits = 100 * jax.random.normal(jax.random.key(0), (7, 300))
     logits = logits.at[:, -2:].set(-1e9).at[5, 3].set(jnp.nan).at[6, 3].set(jnp.inf)
-    plain, one_pass = (jax.jit(f)(logits, jnp.maximum(logits, -1e3)) for f in (_statistics, _statistics_in_one_pass))
+    plain, one_pass = (
+        jax.jit(f)(logits, jnp.maximum(logits, -1e3))
+        for f in (_statistics, _statistics_in_one_pass)
+    )
     for a, b in zip(plain, one_pass, strict=True):
         np.testing.assert_allclose(a[:5], b[:5], rtol=1e-6, atol=1e-3)
     for highest, sum_exp, _ in (plain, one_pass):
@@ -135,5 +163,7 @@ def test_accuracy_of_bfloat16_logits_counts_the_highest(biased):
 
 def test_accuracy_counts_real_targets_with_the_highest_logit():
     logits = jnp.array([[[0.0, 2.0, 1.0], [3.0, 2.0, 1.0], [0.0, 0.0, 9.0]]])
-    _, others = token_sums(logits, jnp.array([[1, 2, 2]]), jnp.array([[1.0, 1.0, 0.0]]), config=Loss(), vocab_size=3)
+    _, others = token_sums(
+        logits, jnp.array([[1, 2, 2]]), jnp.array([[1.0, 1.0, 0.0]]), config=Loss(), vocab_size=3
+    )
     assert float(others["accuracy"]) == 1.0  # of two: the third is padding

@@ -14,7 +14,11 @@ def test_resuming_drops_later_and_cut_lines(tmp_path):
     writer = MetricsWriter(tmp_path, resume_step=2)
     writer.write(3, {"loss": 9.0})
     writer.close()
-    assert [(m["step"], m["loss"]) for m in read_metrics(tmp_path)] == [(1, 1.5), (2, 3.0), (3, 9.0)]
+    assert [(m["step"], m["loss"]) for m in read_metrics(tmp_path)] == [
+        (1, 1.5),
+        (2, 3.0),
+        (3, 9.0),
+    ]
 
 
 def test_repeated_evaluation_leaves_one_line(tmp_path):

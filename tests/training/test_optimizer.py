@@ -10,7 +10,12 @@ from helpers.refusals import refused
 from helpers.updates import assert_trees_close, updates_of
 
 from t2t_flax.config import Config, Optimizer
-from t2t_flax.training.optimizer import decayed, has_bounded_updates, learning_rate_schedule, make_optimizer
+from t2t_flax.training.optimizer import (
+    decayed,
+    has_bounded_updates,
+    learning_rate_schedule,
+    make_optimizer,
+)
 
 GRADS = [{"w": jnp.full((2, 2), 3.0) * k, "b": jnp.array([1.0, -2.0])} for k in (1, -2, 5)]
 
@@ -40,7 +45,9 @@ def test_updates_that_count_as_bounded_stay_within_a_few_learning_rates(o, bound
         np.where(time % 40, 0.0, 1e10),
     ]
     gradients = [{"w": jnp.asarray(row, jnp.float32)} for row in np.stack(shapes, 1)]
-    largest = max(float(jnp.abs(u["w"]).max()) for u in updates(o, gradients, {"w": jnp.ones(len(shapes))}))
+    largest = max(
+        float(jnp.abs(u["w"]).max()) for u in updates(o, gradients, {"w": jnp.ones(len(shapes))})
+    )
     assert has_bounded_updates(o) == bounded == (largest < 5)
 
 
@@ -89,7 +96,10 @@ def test_default_state_tree_is_adams_moments_and_a_counter():
 
 
 def test_clipping_scales_the_global_norm():
-    free, clipped = updates(Optimizer(eps=1.0), GRADS), updates(Optimizer(eps=1.0, max_grad_norm=0.1), GRADS)
+    free, clipped = (
+        updates(Optimizer(eps=1.0), GRADS),
+        updates(Optimizer(eps=1.0, max_grad_norm=0.1), GRADS),
+    )
     norm = float(jnp.sqrt(sum((g**2).sum() for g in GRADS[0].values())))
     by_hand = updates(Optimizer(eps=1.0), [{k: g * 0.1 / norm for k, g in GRADS[0].items()}])
     np.testing.assert_allclose(clipped[0]["w"], by_hand[0]["w"], rtol=1e-5)
@@ -98,7 +108,9 @@ def test_clipping_scales_the_global_norm():
 
 def test_weight_decay_spares_biases_and_norms_of_any_shape():
     """The biases of queries, keys and values are [heads, width]."""
-    config = small_config(model=dict(attention_bias=True, output_bias=True), optimizer=dict(weight_decay=0.1))
+    config = small_config(
+        model=dict(attention_bias=True, output_bias=True), optimizer=dict(weight_decay=0.1)
+    )
     _, tx, state, _ = model_and_state(config)
     mask = dict(jax.tree_util.tree_leaves_with_path(decayed(state.params)))
     biases = {

@@ -38,11 +38,17 @@ def test_paper_model_initializes_and_trains(name, parameters):
     if "enfr" in name:
         return  # the same models with another vocabulary and dropout
     state, shardings = init_state(config, model, tx, mesh)
-    rows = {k: jax.numpy.asarray(x[None]) for k, x in rows_alone(random_pairs(2, longest=9), 12).items()}
+    rows = {
+        k: jax.numpy.asarray(x[None]) for k, x in rows_alone(random_pairs(2, longest=9), 12).items()
+    }
     before = np.asarray(state.params["decoder_5"]["cross_attention"]["query"]["kernel"])
     with mesh_lib.use(mesh):
         state, metrics = make_train_step(config, model, tx, mesh, shardings)(state, rows)
     assert 8 < float(metrics["nll"]) < 14  # about log(37,000) = 10.5
-    assert float(metrics["learning_rate"]) == pytest.approx(config.model.d_model**-0.5 * 4000**-1.5, rel=1e-5)
+    assert float(metrics["learning_rate"]) == pytest.approx(
+        config.model.d_model**-0.5 * 4000**-1.5, rel=1e-5
+    )
     assert int(state.step) == 1
-    assert not np.array_equal(before, state.params["decoder_5"]["cross_attention"]["query"]["kernel"])
+    assert not np.array_equal(
+        before, state.params["decoder_5"]["cross_attention"]["query"]["kernel"]
+    )

@@ -26,7 +26,9 @@ def store(tmp_path):
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_prefetched_batches_are_those_of_their_numbers(store, num_workers):
     expected = Batches(store, DATA, seed=3, shards=2)
-    with Prefetcher(Batches(store, DATA, seed=3, shards=2), devices_mesh(2, 1, 1), 5, 60, num_workers) as prefetcher:
+    with Prefetcher(
+        Batches(store, DATA, seed=3, shards=2), devices_mesh(2, 1, 1), 5, 60, num_workers
+    ) as prefetcher:
         for k in range(5, 60):
             batch = prefetcher.next()
             for name, array in expected.batch(k).arrays.items():

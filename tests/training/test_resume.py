@@ -20,12 +20,15 @@ FEATURES = {
     ),
     "adapters": dict(finetuning=dict(lora_rank=2, lora_modules="*/query */value */out */Einsum_1")),
     "frozen parameters": dict(
-        finetuning=dict(freeze="encoder_* shared_embedding"), optimizer=dict(ema_decay=0.9, max_grad_norm=0.5)
+        finetuning=dict(freeze="encoder_* shared_embedding"),
+        optimizer=dict(ema_decay=0.9, max_grad_norm=0.5),
     ),
     "shares and sizes that change, sampled subwords": dict(
         data=SOURCES,
         mixtures=dict(
-            shares="many=3, few=1; 2: few=1; 5: many=1, few=1", tags="few=<t>", batch_tokens="2: 384; 6: 768"
+            shares="many=3, few=1; 2: few=1; 5: many=1, few=1",
+            tags="few=<t>",
+            batch_tokens="2: 384; 6: 768",
         ),
         subwords=dict(bpe_dropout=0.2),
     ),
@@ -44,13 +47,18 @@ FAST = ("moving average, decay and clipping",)
 def lines(workdir) -> list[dict]:
     """What the run has logged, without times."""
     return [
-        {name: value for name, value in line.items() if "second" not in name and not name.startswith("mfu")}
+        {
+            name: value
+            for name, value in line.items()
+            if "second" not in name and not name.startswith("mfu")
+        }
         for line in read_metrics(workdir)
     ]
 
 
 @pytest.mark.parametrize(
-    "feature", [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in FEATURES]
+    "feature",
+    [pytest.param(name, marks=[] if name in FAST else [pytest.mark.slow]) for name in FEATURES],
 )
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, cache, feature):
     config = tiny_run("", 8, **FEATURES[feature])

@@ -31,10 +31,14 @@ def formula(name: str, t: int) -> float:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_schedule_equals_its_formula(name, first_step):
     """During warm-up, at its boundary and after it."""
-    rate = learning_rate_schedule(CONFIGS[name].with_values({"optimizer.schedule_first_step": first_step}))
+    rate = learning_rate_schedule(
+        CONFIGS[name].with_values({"optimizer.schedule_first_step": first_step})
+    )
     updates = [1, 2, 50, 99, 100, 101, 102, 399, 1000, 5000]
     expected = [formula(name, update - 1 + first_step) for update in updates]
-    np.testing.assert_allclose([float(rate(update)) for update in updates], expected, rtol=2e-5, atol=1e-12)
+    np.testing.assert_allclose(
+        [float(rate(update)) for update in updates], expected, rtol=2e-5, atol=1e-12
+    )
     np.testing.assert_allclose(rate(jnp.array(updates)), expected, rtol=2e-5, atol=1e-12)
 
 

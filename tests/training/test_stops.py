@@ -23,7 +23,9 @@ from t2t_flax.training.progress import read_metrics
 HERE = {"mesh.data": "-1"}
 
 
-@given(st.integers(0, 7), st.integers(0, 3), st.integers(1, 9), st.integers(1, 30), st.integers(0, 30))
+@given(
+    st.integers(0, 7), st.integers(0, 3), st.integers(1, 9), st.integers(1, 30), st.integers(0, 30)
+)
 def test_regular_steps_are_those_of_a_run_started_longer(every, epochs, epoch, end, more):
     """A finished run that is extended: its former last update is regular only where it is scheduled."""
     keys = dict(every_steps=every, every_epochs=epochs)
@@ -32,7 +34,9 @@ def test_regular_steps_are_those_of_a_run_started_longer(every, epochs, epoch, e
     intervals = [n for n in (every, epochs * epoch) if n]
     expected = [step for step in range(end, 0, -1) if any(step % n == 0 for n in intervals)]
     assert list(regular_steps(long, epoch, end)) == expected
-    assert list(regular_steps(short, epoch, end)) == sorted({*expected, *(() if epochs else (end,))}, reverse=True)
+    assert list(regular_steps(short, epoch, end)) == sorted(
+        {*expected, *(() if epochs else (end,))}, reverse=True
+    )
     assert all(is_scheduled(short, epoch, step) for step in expected)
 
 
@@ -55,7 +59,10 @@ def visible(workdir: Path) -> dict:
             }
         return [timeless(x) for x in value] if isinstance(value, list) else value
 
-    metas = {int(p.parts[-3]): json.loads(p.read_text()) for p in workdir.glob("checkpoints/*/meta/metadata")}
+    metas = {
+        int(p.parts[-3]): json.loads(p.read_text())
+        for p in workdir.glob("checkpoints/*/meta/metadata")
+    }
     return {
         "names": sorted(str(p.relative_to(workdir)) for p in workdir.glob("*")),
         "in checkpoints": sorted(str(p.relative_to(workdir)) for p in workdir.glob("checkpoints/*/*")),

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux", reason="elsewhere the start is a time of the wall clock, kept by the kernel"
+    sys.platform != "linux",
+    reason="elsewhere the start is a time of the wall clock, kept by the kernel",
 )
 def test_age_does_not_depend_on_the_wall_clock(monkeypatch):
     """A clock that was set after the boot moves the start that psutil gives, by 47 s on one machine."""
@@ -27,13 +28,15 @@ def test_age_does_not_depend_on_the_wall_clock(monkeypatch):
 
 def test_age_begins_with_the_process():
     """Not with the import: a second passes before it."""
-    script = (
-        "import time; time.sleep(1); from t2t_flax.training.progress import seconds_since_start as age; print(age())"
-    )
+    script = "import time; time.sleep(1); from t2t_flax.training.progress import seconds_since_start as age; print(age())"
     before = time.monotonic()
     command = [sys.executable, "-c", script]
-    age = float(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout)
-    assert 1.0 <= age <= time.monotonic() - before + 0.02  # the kernel counts hundredths of a second
+    age = float(
+        subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout
+    )
+    assert (
+        1.0 <= age <= time.monotonic() - before + 0.02
+    )  # the kernel counts hundredths of a second
 
 
 def test_time_is_added_up_by_bucket():

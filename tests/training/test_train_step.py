@@ -6,7 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config, write_store
+from helpers.configs import (
+    devices_mesh,
+    model_and_state,
+    random_pairs,
+    rows_alone,
+    small_config,
+    write_store,
+)
 
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.packing import fill_rows, first_fit
@@ -43,7 +50,10 @@ def losses_and_gradients(config, params, model, arrays):
     [
         dict(logit_scale="rsqrt_d", output_bias=True, pad_vocab_to_multiple=64),
         pytest.param(dict(tie_embeddings="decoder"), marks=pytest.mark.slow),
-        pytest.param(dict(tie_embeddings="none", output_bias=True, logit_scale="rsqrt_d"), marks=pytest.mark.slow),
+        pytest.param(
+            dict(tie_embeddings="none", output_bias=True, logit_scale="rsqrt_d"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_training_and_validation_have_the_same_sums(keys):
@@ -52,7 +62,9 @@ def test_training_and_validation_have_the_same_sums(keys):
     model, _, state, _ = model_and_state(config)
     arrays = rows_alone(random_pairs(8))
     # Biases start at zero.
-    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(0), x.shape), state.params)
+    params = jax.tree.map(
+        lambda x: x + 0.1 * jax.random.normal(jax.random.key(0), x.shape), state.params
+    )
     (loss, sums), _ = losses_and_gradients(config, params, model, arrays)
     expected = jax.jit(lambda params: validation_sums(config, model, params, arrays))(params)
     found = {"loss": loss} | sums
@@ -69,7 +81,9 @@ def test_packed_pairs_have_the_loss_and_gradient_of_single_pairs(norm):
     arrays = packed(pairs)
     assert arrays["target_segments"].max() >= 3
     (loss, sums), grads = losses_and_gradients(config, state.params, model, arrays)
-    (loss_alone, sums_alone), grads_alone = losses_and_gradients(config, state.params, model, rows_alone(pairs))
+    (loss_alone, sums_alone), grads_alone = losses_and_gradients(
+        config, state.params, model, rows_alone(pairs)
+    )
     np.testing.assert_allclose(loss, loss_alone, rtol=1e-6)
     assert {k: float(v) for k, v in sums.items()} == pytest.approx(
         {k: float(v) for k, v in sums_alone.items()}, rel=1e-6
@@ -112,13 +126,18 @@ def test_accumulated_update_equals_the_big_batch(store, batching):
     assert all(s.micro > 1 for s in Batches(store, split.data, seed=0).shapes if s.length > 12)
     parts, state_parts = loss_curve(split, store, (1, 1, 1), 6)
     np.testing.assert_allclose(parts, one_batch, rtol=1e-5)
-    for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(state_parts.params), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(state.params), jax.tree.leaves(state_parts.params), strict=True
+    ):
         np.testing.assert_allclose(a, b, atol=1e-4)
 
 
 @pytest.mark.parametrize(
     "shape",
-    [(2, 2, 2), *(pytest.param(shape, marks=pytest.mark.drill) for shape in ((8, 1, 1), (1, 8, 1)))],
+    [
+        (2, 2, 2),
+        *(pytest.param(shape, marks=pytest.mark.drill) for shape in ((8, 1, 1), (1, 8, 1))),
+    ],
 )
 def test_losses_are_the_same_on_every_mesh(store, reference, shape):
     """Dropout and accumulation on, 10 updates, float32: equal to 1e-5."""
@@ -144,7 +163,9 @@ def test_non_finite_update_changes_only_the_update_counters(store, monkeypatch, 
     def broken(config, model, params, batch, noise):
         loss, sums = loss_sums(config, model, params, batch, noise)
         zero = 0.0 * jnp.sum(params["shared_embedding"]["table"])
-        return loss + (jnp.nan if what == "loss" else jnp.sqrt(zero)), sums  # the root's slope at 0 is infinite
+        return loss + (
+            jnp.nan if what == "loss" else jnp.sqrt(zero)
+        ), sums  # the root's slope at 0 is infinite
 
     config = small_config(optimizer=dict(lr_scale=1e42 if what == "parameters" else 1.0))
     if what != "parameters":
@@ -155,11 +176,15 @@ def test_non_finite_update_changes_only_the_update_counters(store, monkeypatch, 
     batch = put_batch(Batches(store, config.data, seed=0).batch(0), mesh).arrays
     with mesh_lib.use(mesh):
         state, metrics = make_train_step(config, model, tx, mesh, shardings)(state, batch)
-    assert float(metrics["finite"]) == 0.0 and bool(jnp.isfinite(metrics["loss"])) == (what != "loss")
+    assert float(metrics["finite"]) == 0.0 and bool(jnp.isfinite(metrics["loss"])) == (
+        what != "loss"
+    )
     assert bool(jnp.isfinite(metrics["grad_norm"])) == (what != "gradient")
     _, adam, schedule = state.opt_state
     for a, b in zip(
-        jax.tree.leaves((state.params, adam)), jax.tree.leaves((before.params, before.opt_state[1])), strict=True
+        jax.tree.leaves((state.params, adam)),
+        jax.tree.leaves((before.params, before.opt_state[1])),
+        strict=True,
     ):
         np.testing.assert_array_equal(a, b)
     assert int(state.step) == int(schedule.count) == 1 and int(adam.count) == 0

@@ -40,8 +40,21 @@ def values(key: str) -> st.SearchStrategy:
 @st.composite
 def configs(draw) -> Config | None:
     """A tiny model with up to four keys changed; None if the combination is refused."""
-    tiny = dict(num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num_heads=2, pad_vocab_to_multiple=8)
-    groups = {"model": tiny, "data": dict(max_length=16, batch_tokens=64), "train": {}, "optimizer": {}, "loss": {}}
+    tiny = dict(
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+        d_model=8,
+        d_ff=16,
+        num_heads=2,
+        pad_vocab_to_multiple=8,
+    )
+    groups = {
+        "model": tiny,
+        "data": dict(max_length=16, batch_tokens=64),
+        "train": {},
+        "optimizer": {},
+        "loss": {},
+    }
     for key in draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=4, unique=True)):
         group, name = key.split(".")
         groups[group][name] = draw(values(key), label=key)
@@ -60,7 +73,10 @@ def test_every_accepted_config_can_be_traced(config):
     assert from_json(to_json(config)) == config
     mesh, batch = devices_mesh(), {}
     for side in ("source", "target"):
-        batch |= {side + part: jax.ShapeDtypeStruct((2, 2, 12), np.int32) for part in ("", "_segments", "_positions")}
+        batch |= {
+            side + part: jax.ShapeDtypeStruct((2, 2, 12), np.int32)
+            for part in ("", "_segments", "_positions")
+        }
     model, tx = make_model(config, 37, 37), make_optimizer(config)
     state, _ = abstract_state(config, model, tx, mesh)
     with mesh_lib.use(mesh):

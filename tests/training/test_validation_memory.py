@@ -77,12 +77,14 @@ def test_validation_loss_includes_long_pairs(run):
     state, _ = init_state(run.config, run.model, run.tx, run.mesh)
     store, config = run.corpus.valid["valid"], run.config
     all_rows = ValidationLoss(config, run.model, run.mesh, run.abstract.params, store)(state.params)
-    one_row = ValidationLoss(small_rows(config, store.longest), run.model, run.mesh, run.abstract.params, store)(
-        state.params
-    )
+    one_row = ValidationLoss(
+        small_rows(config, store.longest), run.model, run.mesh, run.abstract.params, store
+    )(state.params)
     assert np.isfinite(all_rows["nll"]) and all_rows == pytest.approx(one_row, rel=1e-5)
 
 
 def small_rows(config, length):
     """The same config with rows long enough for the longest pair, so that all rows have one length."""
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, pack_length=8 * (length // 8 + 1)))
+    return dataclasses.replace(
+        config, data=dataclasses.replace(config.data, pack_length=8 * (length // 8 + 1))
+    )

@@ -17,11 +17,21 @@ from t2t_flax import config as config_lib
 from t2t_flax.cli import prepare, train
 from t2t_flax.extensions.shared.parameters_run import write_params_run
 from t2t_flax.locks import exclusive_writer
-from t2t_flax.training.workdir import adopt_config, begin, check_run_folder, completed, read_config, writing
+from t2t_flax.training.workdir import (
+    adopt_config,
+    begin,
+    check_run_folder,
+    completed,
+    read_config,
+    writing,
+)
 
 
 def content(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
 
 
 FOREIGN = {
@@ -49,7 +59,9 @@ def test_foreign_folder_is_refused_and_unchanged(tmp_path, name):
         adopt_config(epath.Path(folder), small_config())
     for command in (train, prepare):
         with refused(str(folder)):
-            command.run(["--config=configs/toy.py", f"--workdir={folder}", "--config.mesh.cpu_devices=1"])
+            command.run(
+                ["--config=configs/toy.py", f"--workdir={folder}", "--config.mesh.cpu_devices=1"]
+            )
     assert content(folder) == before
 
 
@@ -81,7 +93,9 @@ def test_the_tokenizer_of_an_attempt_is_removed_and_foreign_files_stay(tmp_path)
 def run_folder(folder, *, trained=True):
     """A workdir as a run leaves it, with a checkpoint in name."""
     adopt_config(epath.Path(folder), small_config(checkpoint=dict(every_steps=10)))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n, "loss": 1.0}) + "\n" for n in range(1, 16)))
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": n, "loss": 1.0}) + "\n" for n in range(1, 16))
+    )
     if trained:
         (folder / "checkpoints" / "10").mkdir(parents=True)
         (folder / "trained.json").write_text("{}")
@@ -92,7 +106,10 @@ def test_run_with_missing_checkpoints_does_not_start_over(tmp_path):
     run_folder(tmp_path)
     shutil.rmtree(tmp_path / "checkpoints")
     before = content(tmp_path)
-    for config in (small_config(checkpoint=dict(every_steps=10)), small_config(model=dict(d_model=32))):
+    for config in (
+        small_config(checkpoint=dict(every_steps=10)),
+        small_config(model=dict(d_model=32)),
+    ):
         with refused("trained.json", f"{tmp_path / 'checkpoints'}"):
             adopt_config(epath.Path(tmp_path), config)
     assert content(tmp_path) == before
@@ -142,7 +159,13 @@ def test_commands_are_refused_while_another_process_writes(tmp_path):
     with writing(epath.Path(workdir), "train"):
         for command in (train, prepare):
             with refused(str(workdir), f"process {os.getpid()}"):
-                command.run(["--config=configs/toy.py", f"--workdir={workdir}", "--config.mesh.cpu_devices=1"])
+                command.run(
+                    [
+                        "--config=configs/toy.py",
+                        f"--workdir={workdir}",
+                        "--config.mesh.cpu_devices=1",
+                    ]
+                )
     after = content(workdir)
     del after[".lock"]
     assert after == before

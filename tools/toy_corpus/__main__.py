@@ -28,24 +28,35 @@ def compressed(split: str) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--split", choices=SPLITS, default="train")
     parser.add_argument("--count", type=int, help="pairs; default: those of the shipped split")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", help="a TSV file; without it, the files of the package are written")
+    parser.add_argument(
+        "--output", help="a TSV file; without it, the files of the package are written"
+    )
     args = parser.parse_args()
     if args.output:
-        atomic_write(args.output, text(pairs(args.split, args.count or toy.COUNTS[args.split], seed=args.seed)))
+        atomic_write(
+            args.output,
+            text(pairs(args.split, args.count or toy.COUNTS[args.split], seed=args.seed)),
+        )
         return
     generator = (f"toy {VERSION}", *versions())
     if generator != toy.GENERATOR:
         sys.exit(
-            f"installed: {', '.join(generator)}; the shipped corpus is of {', '.join(toy.GENERATOR)}. Install those, "
-            "or change toy.GENERATOR: the fingerprint of the corpus changes with it."
+            f"installed: {', '.join(generator)}; the shipped corpus is of"
+            f" {', '.join(toy.GENERATOR)}. Install those, or change toy.GENERATOR: the fingerprint"
+            " of the corpus changes with it."
         )
     for split in SPLITS:
         atomic_write(toy.path_of(split), compressed(split))
-        print(f"{toy.path_of(split)}: {toy.COUNTS[split]:,} pairs, {toy.path_of(split).stat().st_size:,} bytes")
+        print(
+            f"{toy.path_of(split)}: {toy.COUNTS[split]:,} pairs,"
+            f" {toy.path_of(split).stat().st_size:,} bytes"
+        )
 
 
 if __name__ == "__main__":

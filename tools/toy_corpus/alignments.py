@@ -36,7 +36,9 @@ def gold(split: str, index: int, *, seed: int = 0) -> str:
     return " ".join(f"{en}{mark}{de}" for (en, de), mark in links)
 
 
-def _blocks(split: str, index: int, seed: int, english: str, german: str) -> list[tuple[set[int], set[int]]]:
+def _blocks(
+    split: str, index: int, seed: int, english: str, german: str
+) -> list[tuple[set[int], set[int]]]:
     """For each part of the sentence, (English words, German words) that every other value of it changes."""
     for attempt in itertools.count():
         below = corpus.stream(seed, split, index, attempt)
@@ -62,7 +64,10 @@ def _blocks(split: str, index: int, seed: int, english: str, german: str) -> lis
             for kept, words, text in zip(stay, own, other, strict=True):
                 kept |= _kept(words, _words(text))
         if tried:
-            changed = [{i for i in range(len(words)) if i not in kept} for words, kept in zip(own, stay, strict=True)]
+            changed = [
+                {i for i in range(len(words)) if i not in kept}
+                for words, kept in zip(own, stay, strict=True)
+            ]
             blocks.append((changed[0], changed[1]))
     return blocks
 
@@ -79,7 +84,9 @@ def _kept(words: list[str], others: list[str]) -> set[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--split", choices=corpus.SPLITS, default="test")
     parser.add_argument("--count", type=int, default=500)
     args = parser.parse_args()

@@ -62,7 +62,9 @@ def within(en: str, de: str, *inner: Domain) -> Domain:
 
     def phrase(below: Below) -> Phrase:
         parts = [domain(below) for domain in inner]
-        return Phrase(en.format(*(part.en for part in parts)), de.format(*(part.de for part in parts)))
+        return Phrase(
+            en.format(*(part.en for part in parts)), de.format(*(part.de for part in parts))
+        )
 
     return phrase
 
@@ -116,7 +118,11 @@ def _persons(below: Below) -> Subject:
 
 def _doing_to_things(below: Below, plain: bool) -> Event:
     if below(4):
-        verb, noun, adjective = handle(below), thing(below), any_adjective(below) if below(2) else None
+        verb, noun, adjective = (
+            handle(below),
+            thing(below),
+            any_adjective(below) if below(2) else None,
+        )
     else:
         verb, noun, adjective = eat(below), food(below), None
     determiner = ("the", "a", "the", "a", "", "number")[below(5 if plain else 6)]
@@ -146,18 +152,31 @@ def _event(plain: bool) -> Domain:
 
 
 def _gift(below: Below) -> Event:
-    return grammar.give(give(below), person(below), thing(below), any_adjective(below) if below(2) else None)
+    return grammar.give(
+        give(below), person(below), thing(below), any_adjective(below) if below(2) else None
+    )
 
 
 name = any_of(sorted(lexicon.NAMES["f"] + lexicon.NAMES["m"]))
 owner, relative = any_of(tuple(lexicon.OWNERS)), any_of(tuple(lexicon.KIN))
 person, thing, food = any_of(lexicon.PERSONS), any_of(lexicon.THINGS), any_of(lexicon.FOODS)
-any_adjective, place, city = any_of(lexicon.ADJECTIVES), any_of(lexicon.PLACES), any_of(lexicon.CITIES)
-handle, eat, meet, serve = (any_of(t) for t in (lexicon.HANDLE, lexicon.EAT, lexicon.MEET, lexicon.SERVE))
+any_adjective, place, city = (
+    any_of(lexicon.ADJECTIVES),
+    any_of(lexicon.PLACES),
+    any_of(lexicon.CITIES),
+)
+handle, eat, meet, serve = (
+    any_of(t) for t in (lexicon.HANDLE, lexicon.EAT, lexicon.MEET, lexicon.SERVE)
+)
 ride = any_of([lexicon.JOURNEY["travel"], lexicon.JOURNEY["return"]])
 go, rest, give = any_of(lexicon.GO), any_of(lexicon.STAY), any_of(lexicon.GIVE)
 vehicle, manner = any_of(tuple(lexicon.VEHICLES)), any_of(tuple(lexicon.MANNERS))
-weekday, month, hour, some = any_of(lexicon.DAYS), any_of(lexicon.MONTHS), _hour(0, 24), _words(2, 21)
+weekday, month, hour, some = (
+    any_of(lexicon.DAYS),
+    any_of(lexicon.MONTHS),
+    _hour(0, 24),
+    _words(2, 21),
+)
 period = any_of(tuple(lexicon.PERIODS))
 periods = any_of(lexicon.PERIODS)
 on_a_day, in_a_month = within("on {}", "am {}", weekday), within("in {}", "im {}", month)
@@ -212,10 +231,17 @@ DOMAINS: dict[str, Domain] = {
 def templates_of(module, domains: dict[str, Domain]) -> Iterable[tuple[Callable, Parameters]]:
     """The public functions of a module with the domains of their parameters."""
     for template in vars(module).values():
-        if inspect.isfunction(template) and template.__module__ == module.__name__ and template.__name__[0] != "_":
+        if (
+            inspect.isfunction(template)
+            and template.__module__ == module.__name__
+            and template.__name__[0] != "_"
+        ):
             yield (
                 template,
-                [(each, domains[each.rstrip("0123456789")]) for each in inspect.signature(template).parameters],
+                [
+                    (each, domains[each.rstrip("0123456789")])
+                    for each in inspect.signature(template).parameters
+                ],
             )
 
 

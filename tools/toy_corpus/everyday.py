@@ -47,7 +47,9 @@ SEIN = grammar.HAVE["sein"]
 
 def _other(who: Subject, human: Thing) -> Thing:
     """`human`, unless it shares a person with the subject: I see us, we see me."""
-    return somebody(PRONOUNS["they"], "sie", "ihnen") if {who.en, human.en} == {"I", "we"} else human
+    return (
+        somebody(PRONOUNS["they"], "sie", "ihnen") if {who.en, human.en} == {"I", "we"} else human
+    )
 
 
 def _object(human: Thing) -> str:
@@ -55,7 +57,9 @@ def _object(human: Thing) -> str:
 
 
 def _be(who: Subject, what: Phrase, moment: Moment, form: str, denied: str = "") -> Pair:
-    return spoken(copula(who, what, moment.tense, moment.time, form == DENY, form == ASK, denied), form)
+    return spoken(
+        copula(who, what, moment.tense, moment.time, form == DENY, form == ASK, denied), form
+    )
 
 
 def _question(word: Phrase, asked: Clause) -> Pair:
@@ -94,16 +98,22 @@ def lies_there(piece: Thing, where: Phrase, form: str) -> Pair:
 
 
 def where_is(whatever: Subject, being: Moment) -> Pair:
-    return _question(Phrase("where", "wo"), copula(whatever, NOTHING, being.tense, being.time, ask=True))
+    return _question(
+        Phrase("where", "wo"), copula(whatever, NOTHING, being.tense, being.time, ask=True)
+    )
 
 
 def how_is(measure: Phrase, whatever: Subject) -> Pair:
     be, ist = BE[whatever.person][0], SEIN[whatever.person]
-    return sentence(f"how {measure.en} {be} {whatever.en}", f"wie {measure.de} {ist} {whatever.de}", "?")
+    return sentence(
+        f"how {measure.en} {be} {whatever.en}", f"wie {measure.de} {ist} {whatever.de}", "?"
+    )
 
 
 def how_goes_it(companion: Thing) -> Pair:
-    return sentence(f"how {BE[companion.person][0]} {companion.en}", f"wie geht es {companion.dative}", "?")
+    return sentence(
+        f"how {BE[companion.person][0]} {companion.en}", f"wie geht es {companion.dative}", "?"
+    )
 
 
 def why_is(who: Subject, quality: Phrase) -> Pair:
@@ -139,13 +149,22 @@ def as_so_as(whatever: Subject, kind: Adjective, whatever2: Subject, form: str) 
 
 
 def aged(who: Subject, years: Phrase) -> Pair:
-    return _be(who, Phrase(f"{years.en} years old", f"{years.de} Jahre alt"), Moment("present"), SAY)
+    return _be(
+        who, Phrase(f"{years.en} years old", f"{years.de} Jahre alt"), Moment("present"), SAY
+    )
 
 
 # have, there is
 def having(who: Subject, possession: Thing, form: str) -> Pair:
     return spoken(
-        present(who, affects(HAVE, possession), None, form == DENY and bool(possession.no[1]), form == ASK), form
+        present(
+            who,
+            affects(HAVE, possession),
+            None,
+            form == DENY and bool(possession.no[1]),
+            form == ASK,
+        ),
+        form,
     )
 
 
@@ -157,7 +176,11 @@ def had(who: Subject, possession: Thing, then: Phrase, inquiry: str) -> Pair:
 def there_is(entity: Thing, inside: Phrase, form: str) -> Pair:
     be, what, no = BE[entity.person][0], entity.en, entity.no[1]
     if form == ASK:
-        return sentence(spaced(be, "there", what, inside.en), spaced("gibt es", inside.de, entity.accusative), "?")
+        return sentence(
+            spaced(be, "there", what, inside.en),
+            spaced("gibt es", inside.de, entity.accusative),
+            "?",
+        )
     negated = form == DENY and no.startswith("kein")
     if negated:
         what = f"no {what.removeprefix('a ').removeprefix('an ')}"
@@ -191,7 +214,9 @@ def meets(who: Subject, bond: tuple[Verb, int], human: Thing, moment: Moment, fo
     if human.en not in OBJECTS:
         return spoken(clause(who, Event(verb, en, german, f"{german} nicht"), moment, form), form)
     when = moment.time
-    deed = Event(verb, spaced(en, when.en), spaced(german, when.de), spaced(german, when.de, "nicht"))
+    deed = Event(
+        verb, spaced(en, when.en), spaced(german, when.de), spaced(german, when.de, "nicht")
+    )
     return spoken(clause(who, deed, Moment(moment.tense), form), form)
 
 
@@ -213,7 +238,9 @@ def could(who: Subject, ability: Modal, ordinary: Event, form: str) -> Pair:
 
 def would_like(who: Subject, possession: Thing) -> Pair:
     moechte = ("möchte", "möchtest", "möchte", "möchten")[who.person]
-    return sentence(f"{who.en} would like {possession.en}", f"{who.de} {moechte} {possession.accusative}")
+    return sentence(
+        f"{who.en} would like {possession.en}", f"{who.de} {moechte} {possession.accusative}"
+    )
 
 
 def goes_to(who: Subject, motion: Event, moment: Moment, form: str) -> Pair:
@@ -223,12 +250,16 @@ def goes_to(who: Subject, motion: Event, moment: Moment, form: str) -> Pair:
 def does_both(who: Subject, act: Verb, act2: Verb) -> Pair:
     one, two = (present(who, Event(verb, "", "", "")) for verb in (act, act2))
     second = two.second().removeprefix(f"{who.de} ")
-    return sentence(f"{one.en} and {two.en.removeprefix(f'{who.en} ')}", f"{one.second()} und {second}")
+    return sentence(
+        f"{one.en} and {two.en.removeprefix(f'{who.en} ')}", f"{one.second()} und {second}"
+    )
 
 
 def together(who: Subject, with_act: Verb, human: Thing, moment: Moment) -> Pair:
     human = _other(who, human)
-    return main(clause(who, Event(with_act, f"with {_object(human)}", f"mit {human.dative}", ""), moment))
+    return main(
+        clause(who, Event(with_act, f"with {_object(human)}", f"mit {human.dative}", ""), moment)
+    )
 
 
 def gives(who: Subject, grant: Verb, human: Thing, gift: Thing, moment: Moment) -> Pair:
@@ -280,7 +311,10 @@ def thinks_that(who: Subject, mind: Verb, it: Subject, situation: Phrase) -> Pai
 
 
 def does_because(pronoun: Subject, act: Verb, quality: Phrase, form: str) -> Pair:
-    effect, reason = present(pronoun, Event(act, "", "", "nicht"), negated=form == DENY), copula(pronoun, quality)
+    effect, reason = (
+        present(pronoun, Event(act, "", "", "nicht"), negated=form == DENY),
+        copula(pronoun, quality),
+    )
     return sentence(f"{effect.en} because {reason.en}", f"{effect.second()}, weil {reason.last()}")
 
 
@@ -314,7 +348,9 @@ def scheduled(carrier: tuple[Phrase, Verb], at: Phrase, form: str) -> Pair:
 
 def when_scheduled(carrier: tuple[Phrase, Verb]) -> Pair:
     what, verb = carrier
-    return _question(Phrase("when", "wann"), present(Subject(*what, ER), Event(verb, "", "", ""), ask=True))
+    return _question(
+        Phrase("when", "wann"), present(Subject(*what, ER), Event(verb, "", "", ""), ask=True)
+    )
 
 
 def price_is(piece: Thing, euros: Phrase) -> Pair:

@@ -30,10 +30,20 @@ def _qualified(plain: Domain, of: int = 4) -> Domain:
     return mixed(*[plain] * of, within("{} {}", "{} {}", any_of(words.DEGREES), plain))
 
 
-_BONDS = [(verb, ACCUSATIVE) for verb in words.MEET.values()] + [(verb, DATIVE) for verb in lexicon.SERVE.values()]
-_COMPANY = [words.DO[en] for en in "dance play work sing talk swim eat cook study come travel".split()]
-_ALONE = [verb for verb in words.DO.values() if verb.en not in ("come", "go", "arrive", "pay", "win", "talk")]
-_OBJECTS = words.USE | words.EAT | words.READ | words.DRINK | words.WEAR | {"hear": words.MEET["hear"]}
+_BONDS = [(verb, ACCUSATIVE) for verb in words.MEET.values()] + [
+    (verb, DATIVE) for verb in lexicon.SERVE.values()
+]
+_COMPANY = [
+    words.DO[en] for en in "dance play work sing talk swim eat cook study come travel".split()
+]
+_ALONE = [
+    verb
+    for verb in words.DO.values()
+    if verb.en not in ("come", "go", "arrive", "pay", "win", "talk")
+]
+_OBJECTS = (
+    words.USE | words.EAT | words.READ | words.DRINK | words.WEAR | {"hear": words.MEET["hear"]}
+)
 _MEASURED = "old big heavy long expensive good bad hot cold fast".split()
 _MEETING = ("Hello", "Good morning", "Good evening", "Good night", "Thank you", "Goodbye")
 _OF_PERSONS = mixed(any_of(words.STATES), any_of(words.STATES), parts.predicative(words.CHARACTER))

@@ -63,7 +63,9 @@ class Thing(NamedTuple):
 def one(word: str, noun: Noun, adjective: Adjective | None = None) -> Thing:
     """the dog, a big dog, my dog, this dog."""
     described = spaced(adjective.en if adjective else "", noun.en)
-    cases = tuple(noun_phrase(WORDS[word], noun, case, adjective) for case in (NOMINATIVE, ACCUSATIVE, DATIVE))
+    cases = tuple(
+        noun_phrase(WORDS[word], noun, case, adjective) for case in (NOMINATIVE, ACCUSATIVE, DATIVE)
+    )
     if word == "a":
         no = tuple(noun_phrase("kein", noun, case, adjective) for case in (NOMINATIVE, ACCUSATIVE))
         return Thing(article_en(described), *cases, no, ER)
@@ -85,12 +87,16 @@ def several(word: str | Phrase, noun: Noun, adjective: Adjective | None = None) 
         no = ("", "")
     elif not word:
         no = (plural_phrase("keine", noun, adjective),) * 2
-    return Thing(spaced(en, adjective.en if adjective else "", noun.plural_en), german, german, "", no, WIR)
+    return Thing(
+        spaced(en, adjective.en if adjective else "", noun.plural_en), german, german, "", no, WIR
+    )
 
 
 def somebody(who: Subject, accusative: str, dative: str) -> Thing:
     """A person as one who is seen or helped."""
-    return Thing(who.en, who.de, accusative, dative, (f"nicht {who.de}", f"{accusative} nicht"), who.person)
+    return Thing(
+        who.en, who.de, accusative, dative, (f"nicht {who.de}", f"{accusative} nicht"), who.person
+    )
 
 
 def affects(verb: Verb, thing: Thing) -> Event:

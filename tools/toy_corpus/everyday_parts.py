@@ -7,13 +7,26 @@ from decimal import Decimal
 from tools.toy_corpus import everyday_words as everyday
 from tools.toy_corpus import grammar, lexicon, numbers
 from tools.toy_corpus.draws import Below, Domain, any_of, hour, mixed, name, within
-from tools.toy_corpus.everyday_grammar import NOTHING, Moment, Thing, affects, mass, one, several, somebody
+from tools.toy_corpus.everyday_grammar import (
+    NOTHING,
+    Moment,
+    Thing,
+    affects,
+    mass,
+    one,
+    several,
+    somebody,
+)
 from tools.toy_corpus.grammar import IT, PRONOUNS, WIR, Event, Subject
 from tools.toy_corpus.lexicon import DATIVE, Noun, Phrase, noun_phrase
 
 owner = any_of(tuple(lexicon.OWNERS))
 pronoun = any_of([PRONOUNS[en] for en in "I I I you you he she we they".split()])
-person, animal_noun, relative = any_of(everyday.PERSONS), any_of(everyday.ANIMALS), any_of(lexicon.KIN)
+person, animal_noun, relative = (
+    any_of(everyday.PERSONS),
+    any_of(everyday.ANIMALS),
+    any_of(lexicon.KIN),
+)
 city, weekday = any_of(lexicon.CITIES), any_of(lexicon.DAYS)
 place = any_of([place for place in lexicon.PLACES.values()])
 trait, character = any_of(everyday.QUALITIES), any_of(everyday.CHARACTER)
@@ -69,7 +82,13 @@ def animal(below: Below) -> Thing:
 
 
 who = mixed(
-    *[pronoun] * 8, *[named_person] * 3, *[kin] * 3, *[one_person] * 3, *[several_persons] * 2, parents, two_persons
+    *[pronoun] * 8,
+    *[named_person] * 3,
+    *[kin] * 3,
+    *[one_person] * 3,
+    *[several_persons] * 2,
+    parents,
+    two_persons,
 )
 
 
@@ -105,7 +124,10 @@ def worker(below: Below) -> tuple[Subject, int]:
 
 # Things
 thing_noun = mixed(
-    *[any_of(everyday.SURROUNDINGS)] * 4, *[any_of(lexicon.THINGS)] * 4, any_of(lexicon.FOODS), animal_noun
+    *[any_of(everyday.SURROUNDINGS)] * 4,
+    *[any_of(lexicon.THINGS)] * 4,
+    any_of(lexicon.FOODS),
+    animal_noun,
 )
 handy = mixed(*[any_of(lexicon.THINGS)] * 6, any_of(everyday.SURROUNDINGS), animal_noun)
 mass_noun = any_of(everyday.DRINKS | everyday.FARE)
@@ -126,12 +148,16 @@ def item(below: Below) -> Thing:
 
 
 def whatever(below: Below) -> Subject:
-    return (who, lambda b: item(b).subject(), lambda b: animal(b).subject())[(0, 1, 1, 2)[below(4)]](below)
+    return (who, lambda b: item(b).subject(), lambda b: animal(b).subject())[
+        (0, 1, 1, 2)[below(4)]
+    ](below)
 
 
 def object_of(noun: Noun, below: Below) -> Thing:
     adjective = trait(below) if below(5) == 0 else None
-    word = ("the", "the", "the", "a", "a", "a", "a", owner(below), "this", "", "", "the", "few")[below(13)]
+    word = ("the", "the", "the", "a", "a", "a", "a", owner(below), "this", "", "", "the", "few")[
+        below(13)
+    ]
     if word == "":
         return several(("", "", "", "these", owner(below), "many")[below(6)], noun, adjective)
     if word == "few":
@@ -188,7 +214,9 @@ def instinct(below: Below) -> Event:
 def motion(below: Below) -> Event:
     kind = below(6)
     if kind < 2:
-        verb = (everyday.GO_BY, everyday.GO_BY, everyday.DO["travel"], lexicon.JOURNEY["fly"])[below(4)]
+        verb = (everyday.GO_BY, everyday.GO_BY, everyday.DO["travel"], lexicon.JOURNEY["fly"])[
+            below(4)
+        ]
         return grammar.journey(verb, city(below), "")
     verb = everyday.DO["go"] if below(2) else any_of(lexicon.GO)(below)
     if kind == 2:
@@ -201,7 +229,9 @@ def motion(below: Below) -> Event:
 def home(below: Below) -> Event:
     kind, town = below(5), city(below)
     if kind == 0:
-        return Event(everyday.DO["come"], f"from {town.en}", f"aus {town.de}", f"nicht aus {town.de}")
+        return Event(
+            everyday.DO["come"], f"from {town.en}", f"aus {town.de}", f"nicht aus {town.de}"
+        )
     if kind == 1:
         return grammar.stay(lexicon.LIVE, any_of(everyday.HERE)(below))
     in_town = Phrase(f"in {town.en}", f"in {town.de}")
@@ -214,7 +244,9 @@ def pastime(below: Below) -> Event:
         return hobby(below)
     if kind == 1:
         return Event(any_of(everyday.DO)(below), "", "", "nicht")
-    verb, nouns = (("eat", lexicon.FOODS), ("drink", everyday.DRINKS), ("eat", everyday.FARE))[below(3)]
+    verb, nouns = (("eat", lexicon.FOODS), ("drink", everyday.DRINKS), ("eat", everyday.FARE))[
+        below(3)
+    ]
     noun = any_of(nouns)(below)
     food = several("", noun) if nouns is lexicon.FOODS else mass(noun)
     return affects(everyday.DO[verb], food)
@@ -271,7 +303,9 @@ def where(below: Below) -> Phrase:
         (en, de), nouns = any_of(lexicon.SIDES)(below), everyday.LANDMARKS
         nouns = everyday.SURFACES if en == "on" else nouns
     noun = any_of(nouns)(below)
-    return Phrase(f"{en} the {noun.en}", f"{de} {noun_phrase('der', noun, DATIVE)}".replace("in dem ", "im "))
+    return Phrase(
+        f"{en} the {noun.en}", f"{de} {noun_phrase('der', noun, DATIVE)}".replace("in dem ", "im ")
+    )
 
 
 def piece(below: Below) -> Thing:
@@ -326,7 +360,8 @@ def moment(below: Below) -> Moment:
         return Moment("present")
     if kind < 12:
         return Moment(
-            "progressive", NOTHING if kind < 11 else mixed(any_of(everyday.TODAY), any_of(everyday.HERE))(below)
+            "progressive",
+            NOTHING if kind < 11 else mixed(any_of(everyday.TODAY), any_of(everyday.HERE))(below),
         )
     if kind < 14:
         return Moment("present", today(below) if kind == 12 else any_of(everyday.HERE)(below))
@@ -341,8 +376,15 @@ def carrier(below: Below) -> tuple[Phrase, lexicon.Verb]:
         noun, town = any_of(lexicon.CARRIERS)(below), city(below)
         carrier = grammar.the(noun)
         verb = (everyday.LEAVE, everyday.DO["arrive"])[kind]
-        to, nach = ((f" to {town.en}", f" nach {town.de}"), (f" from {town.en}", f" aus {town.de}"))[kind]
-        return (Phrase(carrier.en, carrier.de) if below(3) else Phrase(carrier.en + to, carrier.de + nach)), verb
+        to, nach = (
+            (f" to {town.en}", f" nach {town.de}"),
+            (f" from {town.en}", f" aus {town.de}"),
+        )[kind]
+        return (
+            Phrase(carrier.en, carrier.de)
+            if below(3)
+            else Phrase(carrier.en + to, carrier.de + nach)
+        ), verb
     if kind == 2:
         venue = grammar.the(lexicon.PLACES[any_of(lexicon.OPENING)(below)].noun)
         return Phrase(venue.en, venue.de), any_of(everyday.OPEN)(below)
@@ -359,8 +401,15 @@ def time_of_day(below: Below) -> Phrase:
     if kind == 6:
         return within("it is half past {}", "es ist halb {}", half_past)(below)
     if kind == 7:
-        return within("it is {}", "es ist {}", any_of(lexicon.MONTHS | everyday.SEASONS | lexicon.DAYS))(below)
-    days = {"it is": "es ist", "today is": "heute ist", "tomorrow is": "morgen ist", "yesterday was": "gestern war"}
+        return within(
+            "it is {}", "es ist {}", any_of(lexicon.MONTHS | everyday.SEASONS | lexicon.DAYS)
+        )(below)
+    days = {
+        "it is": "es ist",
+        "today is": "heute ist",
+        "tomorrow is": "morgen ist",
+        "yesterday was": "gestern war",
+    }
     return within("{} {}", "{} {}", any_of(days), weekday)(below)
 
 
@@ -370,7 +419,10 @@ def called(below: Below) -> tuple[Phrase, str]:
         third = ("her", "sie heißt") if someone in lexicon.NAMES["f"] else ("his", "er heißt")
         return Phrase(*(("my", "ich heiße"), ("your", "du heißt"), third)[below(3)]), someone
     gender = "f" if someone in lexicon.NAMES["f"] else "m"
-    kin = grammar.kin(owner(below), any_of([noun.en for noun in lexicon.KIN.values() if noun.gender == gender])(below))
+    kin = grammar.kin(
+        owner(below),
+        any_of([noun.en for noun in lexicon.KIN.values() if noun.gender == gender])(below),
+    )
     return Phrase(f"{kin.en}'s", f"{kin.de} heißt"), someone
 
 

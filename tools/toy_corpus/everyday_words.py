@@ -6,31 +6,54 @@ What a word goes with is decided here: which verbs take which things, which adje
 from __future__ import annotations
 
 from tools.toy_corpus import grammar, lexicon
-from tools.toy_corpus.lexicon import Verb, make_adjective, make_verb, read_nouns, read_phrases, read_rows, read_verbs
+from tools.toy_corpus.lexicon import (
+    Verb,
+    make_adjective,
+    make_verb,
+    read_nouns,
+    read_phrases,
+    read_rows,
+    read_verbs,
+)
 
-ANIMALS = read_nouns("""dog Hund m Hunde; cat Katze f Katzen; bird Vogel m Vögel; horse Pferd n Pferde; cow Kuh f Kühe;
-    mouse/mice Maus f Mäuse; pig Schwein n Schweine; duck Ente f Enten; bear Bär mw Bären""")
+ANIMALS = read_nouns(
+    """dog Hund m Hunde; cat Katze f Katzen; bird Vogel m Vögel; horse Pferd n Pferde; cow Kuh f Kühe;
+    mouse/mice Maus f Mäuse; pig Schwein n Schweine; duck Ente f Enten; bear Bär mw Bären"""
+)
 PERSONS = lexicon.PERSONS | read_nouns("friend Freund m Freunde")
-SURROUNDINGS = read_nouns("""house Haus n Häuser; room Zimmer n Zimmer; door Tür f Türen; window Fenster n Fenster;
+SURROUNDINGS = read_nouns(
+    """house Haus n Häuser; room Zimmer n Zimmer; door Tür f Türen; window Fenster n Fenster;
     street Straße f Straßen; tree Baum m Bäume; river Fluss m Flüsse; bridge Brücke f Brücken; wall Wand f Wände;
     roof Dach n Dächer; shoe Schuh m Schuhe; clock Uhr f Uhren; sofa Sofa n Sofas; song Lied n Lieder;
     garden Garten m Gärten; kitchen Küche f Küchen; school Schule f Schulen; church Kirche f Kirchen;
     city Stadt f Städte; village Dorf n Dörfer; library Bibliothek f Bibliotheken; museum Museum n Museen;
     restaurant Restaurant n Restaurants; theater Theater n Theater; hospital Krankenhaus n Krankenhäuser;
     office Büro n Büros; hotel Hotel n Hotels; station Bahnhof m Bahnhöfe; park Park m Parks; forest Wald m Wälder;
-    train Zug m Züge; bus Bus m Busse; ship Schiff n Schiffe; movie Film m Filme; question Frage f Fragen""")
+    train Zug m Züge; bus Bus m Busse; ship Schiff n Schiffe; movie Film m Filme; question Frage f Fragen"""
+)
 THINGS = lexicon.THINGS | SURROUNDINGS | lexicon.FOODS
-SURFACES = tuple(THINGS[en] for en in "table chair bed sofa roof street plate box carpet suitcase".split())
+SURFACES = tuple(
+    THINGS[en] for en in "table chair bed sofa roof street plate box carpet suitcase".split()
+)
 CONTAINERS = tuple(
-    THINGS[en] for en in "box bag basket suitcase house car room kitchen garden bed pot cup bottle".split()
+    THINGS[en]
+    for en in "box bag basket suitcase house car room kitchen garden bed pot cup bottle".split()
 )
 LANDMARKS = tuple(
-    THINGS[en] for en in "table chair bed sofa house tree door window car box lamp bridge station".split()
+    THINGS[en]
+    for en in "table chair bed sofa house tree door window car box lamp bridge station".split()
 )
-DRINKS = read_nouns("water Wasser n -; milk Milch f -; coffee Kaffee m -; tea Tee m -; wine Wein m -; beer Bier n -")
-FARE = read_nouns("bread Brot n -; soup Suppe f -; cheese Käse m -; meat Fleisch n -; rice Reis m -; butter Butter f -")
-UNIQUE = read_nouns("""weather Wetter n -; sun Sonne f -; sky Himmel m -; moon Mond m -; food Essen n -; music Musik f -;
-    work Arbeit f -; night Nacht f -; day Tag m -""")
+DRINKS = read_nouns(
+    "water Wasser n -; milk Milch f -; coffee Kaffee m -; tea Tee m -; wine Wein m -; beer Bier n -"
+)
+FARE = read_nouns(
+    "bread Brot n -; soup Suppe f -; cheese Käse m -; meat Fleisch n -; rice Reis m -; butter"
+    " Butter f -"
+)
+UNIQUE = read_nouns(
+    """weather Wetter n -; sun Sonne f -; sky Himmel m -; moon Mond m -; food Essen n -; music Musik f -;
+    work Arbeit f -; night Nacht f -; day Tag m -"""
+)
 SEASONS = read_phrases("spring Frühling; summer Sommer; fall Herbst; winter Winter")
 
 QUALITIES = lexicon.ADJECTIVES | {
@@ -50,29 +73,36 @@ CHARACTER = {en: QUALITIES[en] for en in "big small old beautiful ugly strange g
     weak weaker schwach schwächer; famous more_famous berühmt berühmter; lazy lazier faul fauler;
     intelligent more_intelligent intelligent intelligenter""")}  # fmt: skip
 STATES = lexicon.STATES | read_phrases("thirsty durstig; awake wach; ready fertig")
-SITUATIONS = (
-    {
-        en: QUALITIES[en].de
-        for en in """big small old new cheap expensive beautiful heavy long short dark strange
+SITUATIONS = {
+    en: QUALITIES[en].de
+    for en in """big small old new cheap expensive beautiful heavy long short dark strange
     dirty red blue green white black good bad hot cold warm empty full clean wet dry loud quiet important interesting
     easy difficult boring dangerous open closed broken wonderful""".split()
-    }
-    | read_phrases("""late spät; early früh;
-    possible möglich; impossible unmöglich; true wahr; wrong falsch; right richtig; far weit; clear klar; ready fertig""")
+} | read_phrases(
+    """late spät; early früh;
+    possible möglich; impossible unmöglich; true wahr; wrong falsch; right richtig; far weit; clear klar; ready fertig"""
 )
 DEGREES = read_phrases("very sehr; too zu; so so")
-ADVERBS = read_phrases("always immer; often oft; never nie; sometimes manchmal; also auch; still noch; already schon")
+ADVERBS = read_phrases(
+    "always immer; often oft; never nie; sometimes manchmal; also auch; still noch; already schon"
+)
 FREQUENCY = {en: ADVERBS[en] for en in ("always", "often", "never", "sometimes", "also")}
-ABILITIES = grammar.MODALS | {"have to": grammar.MODALS["must"]._replace(en="have to", en3="has to")}
+ABILITIES = grammar.MODALS | {
+    "have to": grammar.MODALS["must"]._replace(en="have to", en3="has to")
+}
 TODAY = read_phrases("today heute; now jetzt")
 HERE = read_phrases("here hier; there dort")
-SPOTS = read_phrases("""here hier; there dort; at_home zu_Hause; outside draußen; at_work bei_der_Arbeit;
-    in_bed im_Bett; at_school in_der_Schule""")
+SPOTS = read_phrases(
+    """here hier; there dort; at_home zu_Hause; outside draußen; at_work bei_der_Arbeit;
+    in_bed im_Bett; at_school in_der_Schule"""
+)
 GOALS = read_phrases(
-    "home nach_Hause; to_work zur_Arbeit; to_bed ins_Bett; to_school in_die_Schule; outside nach_draußen"
+    "home nach_Hause; to_work zur_Arbeit; to_bed ins_Bett; to_school in_die_Schule; outside"
+    " nach_draußen"
 )
 
-DO = read_verbs("""sleep slept schlafen geschlafen schläf; work worked arbeiten gearbeitet; wait waited warten gewartet;
+DO = read_verbs(
+    """sleep slept schlafen geschlafen schläf; work worked arbeiten gearbeitet; wait waited warten gewartet;
     dance danced tanzen getanzt; sing sang singen gesungen; laugh laughed lachen gelacht; play played spielen gespielt;
     study studied lernen gelernt; cry cried weinen geweint; swim swam schwimmen +geschwommen; eat ate essen gegessen iss;
     run ran laufen +gelaufen läuf; come came kommen +gekommen; go went gehen +gegangen; drink drank trinken getrunken;
@@ -80,24 +110,51 @@ DO = read_verbs("""sleep slept schlafen geschlafen schläf; work worked arbeiten
     stand stood stehen gestanden; dream dreamed träumen geträumt; smoke smoked rauchen geraucht;
     talk talked reden geredet; travel traveled reisen +gereist; arrive arrived an|kommen +angekommen;
     get_up got_up auf|stehen +aufgestanden; wake_up woke_up auf|wachen +aufgewacht; think thought denken gedacht;
-    fall_asleep fell_asleep ein|schlafen +eingeschlafen schläf; win won gewinnen gewonnen; pay paid bezahlen bezahlt""")
+    fall_asleep fell_asleep ein|schlafen +eingeschlafen schläf; win won gewinnen gewonnen; pay paid bezahlen bezahlt"""
+)
 OF_ANIMALS = tuple("sleep eat drink run swim play come wait".split())
-LIKE = Verb("like", "likes", "liked", "", "mögen", ("mag", "magst", "mag", "mögen"), "gemocht", "haben")
-WANT = Verb("want", "wants", "wanted", "", "wollen", ("will", "willst", "will", "wollen"), "gewollt", "haben")
+LIKE = Verb(
+    "like", "likes", "liked", "", "mögen", ("mag", "magst", "mag", "mögen"), "gemocht", "haben"
+)
+WANT = Verb(
+    "want",
+    "wants",
+    "wanted",
+    "",
+    "wollen",
+    ("will", "willst", "will", "wollen"),
+    "gewollt",
+    "haben",
+)
 NEED = make_verb("need", "needed", "brauchen", "gebraucht")
 USE = {"like": LIKE, "want": WANT, "need": NEED} | {
     en: lexicon.HANDLE[en] for en in "buy sell find lose see use clean repair forget".split()
 } | {"look for": lexicon.HANDLE["look for"]} | read_verbs("""take took nehmen genommen nimm; love loved lieben geliebt;
     bring brought bringen gebracht; carry carried tragen getragen träg; paint painted malen gemalt""")  # fmt: skip
-EAT = {"like": LIKE, "want": WANT} | {en: lexicon.EAT[en] for en in "eat cook sell".split()} | {"buy": USE["buy"]}
+EAT = (
+    {"like": LIKE, "want": WANT}
+    | {en: lexicon.EAT[en] for en in "eat cook sell".split()}
+    | {"buy": USE["buy"]}
+)
 DRINK = {"like": LIKE, "want": WANT, "buy": USE["buy"], "drink": DO["drink"]}
 READ = {"read": DO["read"], "write": DO["write"]}
-READABLE = tuple(lexicon.THINGS[en] for en in ("book", "letter")) + (lexicon.TEXTS["story"], lexicon.TEXTS["poem"])
-WEAR = {"wear": make_verb("wear", "wore", "tragen", "getragen", "träg"), "buy": USE["buy"], "wash": lexicon.EAT["wash"]}
-CLOTHES = tuple(lexicon.THINGS[en] for en in ("coat", "dress", "shirt", "hat", "ring")) + (SURROUNDINGS["shoe"],)
+READABLE = tuple(lexicon.THINGS[en] for en in ("book", "letter")) + (
+    lexicon.TEXTS["story"],
+    lexicon.TEXTS["poem"],
+)
+WEAR = {
+    "wear": make_verb("wear", "wore", "tragen", "getragen", "träg"),
+    "buy": USE["buy"],
+    "wash": lexicon.EAT["wash"],
+}
+CLOTHES = tuple(lexicon.THINGS[en] for en in ("coat", "dress", "shirt", "hat", "ring")) + (
+    SURROUNDINGS["shoe"],
+)
 OPEN = read_verbs("open opened öffnen geöffnet; close closed schließen geschlossen")
 OPENED = tuple(THINGS[en] for en in ("door", "window", "box", "bag", "bottle", "suitcase"))
-OPINIONS = read_verbs("think thought denken gedacht; believe believed glauben geglaubt; say said sagen gesagt")
+OPINIONS = read_verbs(
+    "think thought denken gedacht; believe believed glauben geglaubt; say said sagen gesagt"
+)
 KNOW = make_verb("know", "knew", "kennen", "gekannt")
 MEET = {"like": LIKE, "know": KNOW, "look for": USE["look for"]} | {
     en: lexicon.MEET[en] for en in "visit call meet invite understand see".split()
@@ -116,18 +173,25 @@ GO_BY = lexicon.GO["drive"]._replace(en="go", en3="goes", past_en="went")
 LEAVE = make_verb("leave", "left", "ab|fahren", "+abgefahren", "fähr")
 START = make_verb("start", "started", "an|fangen", "angefangen", "fäng")
 SPEAK = make_verb("speak", "spoke", "sprechen", "gesprochen", "sprich")
-WHAT = tuple("eat drink buy sell read write see need want like find cook hear wear lose carry paint bring take".split())
-COMMANDS = read_phrases("""come komm; go geh; sleep schlaf; wait warte; eat iss; drink trink; read lies; sing sing;
+WHAT = tuple(
+    "eat drink buy sell read write see need want like find cook hear wear lose carry paint bring"
+    " take".split()
+)
+COMMANDS = read_phrases(
+    """come komm; go geh; sleep schlaf; wait warte; eat iss; drink trink; read lies; sing sing;
     work arbeite; write schreib; cook koch; run lauf; dance tanz; laugh lach; cry weine; sit sitz; stand steh;
     play spiel; buy kauf; open öffne; close schließe; take nimm; bring bring; look_for such; clean putz; use benutze;
-    find finde; sell verkauf; repair reparier; carry trag; forget vergiss; paint mal; wash wasch; wear trag""")
+    find finde; sell verkauf; repair reparier; carry trag; forget vergiss; paint mal; wash wasch; wear trag"""
+)
 OBJECTS = {row[0]: tuple(row[1:]) for row in read_rows("""I me mich mir; you you dich dir; he him ihn ihm;
     she her sie ihr; it it es ihm; we us uns uns; they them sie ihnen""")}  # fmt: skip
 
-GREETINGS = read_phrases("""Hello Hallo; Good_morning Guten_Morgen; Good_evening Guten_Abend; Good_night Gute_Nacht;
+GREETINGS = read_phrases(
+    """Hello Hallo; Good_morning Guten_Morgen; Good_evening Guten_Abend; Good_night Gute_Nacht;
     Good_afternoon Guten_Tag; Thank_you Danke; Thanks Danke; Goodbye Auf_Wiedersehen; See_you_tomorrow Bis_morgen;
     See_you_soon Bis_bald; See_you_later Bis_später; Happy_birthday Alles_Gute_zum_Geburtstag; Welcome Willkommen;
-    Good_luck Viel_Glück; Yes Ja; No Nein; Please Bitte; Come_here Komm_her; Excuse_me Entschuldigung""")
+    Good_luck Viel_Glück; Yes Ja; No Nein; Please Bitte; Come_here Komm_her; Excuse_me Entschuldigung"""
+)
 PHRASES = read_phrases("""
     Thank_you_very_much. Vielen_Dank.; Yes,_please. Ja,_bitte.; No,_thank_you. Nein,_danke.; No,_thanks. Nein,_danke.;
     You_are_welcome. Bitte_sehr.; I_am_sorry. Es_tut_mir_leid.; I_am_fine. Es_geht_mir_gut.;

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from tools.toy_corpus.grammar import BE, HAVE, Event, Subject, act, journey, main, past, present, sentence, stay, the
+from tools.toy_corpus.grammar import (
+    BE,
+    HAVE,
+    Event,
+    Subject,
+    act,
+    journey,
+    main,
+    past,
+    present,
+    sentence,
+    stay,
+    the,
+)
 from tools.toy_corpus.lexicon import (
     LIVE,
     NAMES,
@@ -17,7 +30,11 @@ from tools.toy_corpus.lexicon import (
 from tools.toy_corpus.numbers import digits, words
 
 Pair = tuple[str, str]
-OPERATORS = {"plus": ("plus", int.__add__), "minus": ("minus", int.__sub__), "times": ("mal", int.__mul__)}
+OPERATORS = {
+    "plus": ("plus", int.__add__),
+    "minus": ("minus", int.__sub__),
+    "times": ("mal", int.__mul__),
+}
 BECOME = ("wurde", "wurdest", "wurde", "wurden")
 
 
@@ -28,12 +45,18 @@ def arithmetic(amount: int, operator: str, amount2: int) -> Pair:
         amount2 = amount2 % 9 + 2
     one, two = words(max(amount, amount2)), words(min(amount, amount2))
     result = words(compute(max(amount, amount2), min(amount, amount2)))
-    return sentence(f"{one.en} {operator} {two.en} is {result.en}", f"{one.de} {german} {two.de} ist {result.de}")
+    return sentence(
+        f"{one.en} {operator} {two.en} is {result.en}",
+        f"{one.de} {german} {two.de} ist {result.de}",
+    )
 
 
 def in_words(large: int) -> Pair:
     spelled = words(large)
-    return sentence(f"in words, {digits(large).en} is {spelled.en}", f"in Worten ist {digits(large).de} {spelled.de}")
+    return sentence(
+        f"in words, {digits(large).en} is {spelled.en}",
+        f"in Worten ist {digits(large).de} {spelled.de}",
+    )
 
 
 def chapter(who: Subject, rank: Adjective, text: Noun, then: Phrase) -> Pair:
@@ -49,7 +72,8 @@ def age(who: Subject, years: Phrase, city: Phrase) -> Pair:
     home = present(who, stay(LIVE, Phrase(f"in {city.en}", f"in {city.de}")))
     ist = HAVE["sein"][who.person]
     return sentence(
-        f"{who.en} {BE[who.person][0]} {years.en} years old and {home.en.removeprefix(who.en + ' ')}",
+        f"{who.en} {BE[who.person][0]} {years.en} years old and"
+        f" {home.en.removeprefix(who.en + ' ')}",
         f"{who.de} {ist} {years.de} Jahre alt und {home.second().removeprefix(who.de + ' ')}",
     )
 
@@ -57,7 +81,8 @@ def age(who: Subject, years: Phrase, city: Phrase) -> Pair:
 def lasts(show: Noun, city: Phrase, minutes: Phrase) -> Pair:
     event = the(show)
     return sentence(
-        f"{event.en} in {city.en} lasts {minutes.en} minutes", f"{event.de} in {city.de} dauert {minutes.de} Minuten"
+        f"{event.en} in {city.en} lasts {minutes.en} minutes",
+        f"{event.de} in {city.de} dauert {minutes.de} Minuten",
     )
 
 
@@ -77,13 +102,16 @@ def costs(adjective: Adjective, thing: Noun, price: Phrase) -> Pair:
 
 def paid(who: Subject, price: Phrase, thing: Noun, then: Phrase) -> Pair:
     item = act(PAY, "the", thing)
-    return main(past(who, Event(PAY, f"{price.en} for {item.en}", f"{price.de} für {item.de}", ""), then))
+    return main(
+        past(who, Event(PAY, f"{price.en} for {item.en}", f"{price.de} für {item.de}", ""), then)
+    )
 
 
 def dearer(color: Adjective, thing: Noun, price: Phrase, worth: Phrase, thing2: Noun) -> Pair:
     one, other = the(thing, color), the(thing2)
     return sentence(
-        f"{one.en} is {price.en} {worth.en} than {other.en}", f"{one.de} ist {price.de} {worth.de} als {other.de}"
+        f"{one.en} is {price.en} {worth.en} than {other.en}",
+        f"{one.de} ist {price.de} {worth.de} als {other.de}",
     )
 
 
@@ -101,22 +129,28 @@ def weighs(adjective: Adjective, thing: Noun, mass: Phrase) -> Pair:
 
 def extent(color: Adjective, thing: Noun, length: Phrase, dimension: Phrase) -> Pair:
     item = the(thing, color)
-    return sentence(f"{item.en} is {length.en} {dimension.en}", f"{item.de} ist {length.de} {dimension.de}")
+    return sentence(
+        f"{item.en} is {length.en} {dimension.en}", f"{item.de} ist {length.de} {dimension.de}"
+    )
 
 
 def temperature(then: Phrase, heat: Phrase, city: Phrase) -> Pair:
-    return sentence(f"{then.en}, it was {heat.en} in {city.en}", f"{then.de} waren es in {city.de} {heat.de}")
+    return sentence(
+        f"{then.en}, it was {heat.en} in {city.en}", f"{then.de} waren es in {city.de} {heat.de}"
+    )
 
 
 def trend(index: Phrase, change: Phrase, rate: Phrase, month: Phrase) -> Pair:
     return sentence(
-        f"{index.en} {change.en} by {rate.en} in {month.en}", f"{index.de} ist im {month.de} um {rate.de} {change.de}"
+        f"{index.en} {change.en} by {rate.en} in {month.en}",
+        f"{index.de} ist im {month.de} um {rate.de} {change.de}",
     )
 
 
 def share_of(share: Phrase, person: Noun, city: Phrase) -> Pair:
     return sentence(
-        f"{share.en} of the {person.plural_en} live in {city.en}", f"{share.de} der {person.plural} wohnen in {city.de}"
+        f"{share.en} of the {person.plural_en} live in {city.en}",
+        f"{share.de} der {person.plural} wohnen in {city.de}",
     )
 
 
@@ -134,7 +168,8 @@ def letterhead(city: Phrase, full_day: Phrase) -> Pair:
 def founded(venue: Place, city: Phrase, day: Phrase) -> Pair:
     house = the(venue.noun)
     return sentence(
-        f"{house.en} in {city.en} was opened on {day.en}", f"{house.de} in {city.de} wurde am {day.de} eröffnet"
+        f"{house.en} in {city.en} was opened on {day.en}",
+        f"{house.de} in {city.de} wurde am {day.de} eröffnet",
     )
 
 

@@ -85,7 +85,9 @@ MODALS = {
     "should": Modal("should", "should", ("sollte", "solltest", "sollte", "sollten")),
     "may": Modal("may", "may", ("darf", "darfst", "darf", "dürfen")),
     "want to": Modal("want to", "wants to", ("will", "willst", "will", "wollen")),
-    "would like to": Modal("would like to", "would like to", ("möchte", "möchtest", "möchte", "möchten")),
+    "would like to": Modal(
+        "would like to", "would like to", ("möchte", "möchtest", "möchte", "möchten")
+    ),
 }
 IT = Subject("it", "es", ER)
 WILL = Modal("will", "will", ("werde", "wirst", "wird", "werden"))
@@ -96,7 +98,9 @@ HATTE = ("hatte", "hattest", "hatte", "hatten")
 
 
 WORDS = {"the": "der", "this": "dies", "a": "ein"} | OWNERS
-PLURAL_WORDS = {"the": "die", "these": "diese", "many": "viele", "": ""} | {en: f"{de}e" for en, de in OWNERS.items()}
+PLURAL_WORDS = {"the": "die", "these": "diese", "many": "viele", "": ""} | {
+    en: f"{de}e" for en, de in OWNERS.items()
+}
 
 
 def spaced(*parts: str) -> str:
@@ -130,7 +134,9 @@ def kin(owner: str, relative: str) -> Subject:
 def the(noun: Noun, adjective: Adjective | None = None) -> Subject:
     """the old coat, der alte Mantel."""
     return Subject(
-        spaced("the", adjective.en if adjective else "", noun.en), noun_phrase("der", noun, NOMINATIVE, adjective), ER
+        spaced("the", adjective.en if adjective else "", noun.en),
+        noun_phrase("der", noun, NOMINATIVE, adjective),
+        ER,
     )
 
 
@@ -139,7 +145,13 @@ def all_the(noun: Noun) -> Subject:
     return Subject(f"the {noun.plural_en}", f"die {noun.plural}", WIR)
 
 
-def act(verb: Verb, determiner: str, noun: Noun, adjective: Adjective | None = None, case: int = ACCUSATIVE) -> Event:
+def act(
+    verb: Verb,
+    determiner: str,
+    noun: Noun,
+    adjective: Adjective | None = None,
+    case: int = ACCUSATIVE,
+) -> Event:
     """`verb` with one object in `case`; `determiner` is "a", "the", "this" or a possessive such as "my"."""
     described = spaced(adjective.en if adjective else "", noun.en)
     if determiner == "a":
@@ -152,7 +164,10 @@ def act(verb: Verb, determiner: str, noun: Noun, adjective: Adjective | None = N
 def count(verb: Verb, number: Phrase, noun: Noun, adjective: Adjective | None = None) -> Event:
     """`verb` with a number of things: buys three red cups."""
     described = (adjective.en, f"{adjective.stem}e") if adjective else ("", "")
-    en, de = spaced(number.en, described[0], noun.plural_en), spaced(number.de, described[1], noun.plural)
+    en, de = (
+        spaced(number.en, described[0], noun.plural_en),
+        spaced(number.de, described[1], noun.plural),
+    )
     return Event(verb, en, de, "")
 
 
@@ -184,16 +199,26 @@ def give(verb: Verb, person: Noun, thing: Noun, adjective: Adjective | None = No
     """Dative before accusative: gives the child a red cup, gibt dem Kind eine rote Tasse."""
     gift = act(verb, "a", thing, adjective)
     receiver = noun_phrase("der", person, DATIVE)
-    return Event(verb, f"the {person.en} {gift.en}", f"{receiver} {gift.de}", f"{receiver} {gift.negated}")
+    return Event(
+        verb, f"the {person.en} {gift.en}", f"{receiver} {gift.de}", f"{receiver} {gift.negated}"
+    )
 
 
 def _clause(
-    en: str, who: Subject, forms: tuple, event: Event, time: Phrase | None, negated: bool, ends: tuple
+    en: str,
+    who: Subject,
+    forms: tuple,
+    event: Event,
+    time: Phrase | None,
+    negated: bool,
+    ends: tuple,
 ) -> Clause:
     when = time or Phrase("", "")
     finite, middle = forms[who.person], spaced(when.de, event.negated if negated else event.de)
     tail, cluster = ends
-    return Clause(spaced(en, event.en, when.en), who.de, finite, middle, tail, cluster.format(finite))
+    return Clause(
+        spaced(en, event.en, when.en), who.de, finite, middle, tail, cluster.format(finite)
+    )
 
 
 def present(
@@ -215,26 +240,43 @@ def present(
     return _clause(en, who, verb.forms, event, time, negated, (verb.prefix, verb.prefix + "{}"))
 
 
-def past(who: Subject, event: Event, time: Phrase | None = None, negated: bool = False, ask: bool = False) -> Clause:
+def past(
+    who: Subject, event: Event, time: Phrase | None = None, negated: bool = False, ask: bool = False
+) -> Clause:
     """The English past tense, the German perfect."""
     verb = event.verb
-    en = spaced(_asked_or_not("did", who, negated, ask), verb.en) if ask or negated else f"{who.en} {verb.past_en}"
+    en = (
+        spaced(_asked_or_not("did", who, negated, ask), verb.en)
+        if ask or negated
+        else f"{who.en} {verb.past_en}"
+    )
     ends = verb.participle, verb.participle + " {}"
     return _clause(en, who, HAVE[verb.auxiliary], event, time, negated, ends)
 
 
 def modal(
-    how: Modal, who: Subject, event: Event, time: Phrase | None = None, negated: bool = False, ask: bool = False
+    how: Modal,
+    who: Subject,
+    event: Event,
+    time: Phrase | None = None,
+    negated: bool = False,
+    ask: bool = False,
 ) -> Clause:
     """A modal verb or the future (`WILL`) with an infinitive at the end; want to and have to ask and deny with do."""
     helper, _, rest = how.en.partition(" ")
     if helper in ("want", "have"):
         helper, rest = ("does" if who.person == ER else "do"), how.en
     if ask or negated:
-        en = spaced(_asked_or_not(helper, who, negated, ask).replace("can not", "cannot"), rest, event.verb.en)
+        en = spaced(
+            _asked_or_not(helper, who, negated, ask).replace("can not", "cannot"),
+            rest,
+            event.verb.en,
+        )
     else:
         en = f"{who.en} {how.en3 if who.person == ER else how.en} {event.verb.en}"
-    return _clause(en, who, how.forms, event, time, negated, (event.verb.full(), event.verb.full() + " {}"))
+    return _clause(
+        en, who, how.forms, event, time, negated, (event.verb.full(), event.verb.full() + " {}")
+    )
 
 
 def copula(

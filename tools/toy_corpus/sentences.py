@@ -102,7 +102,9 @@ def gave(who: Subject, gift: Event, then: Phrase) -> Pair:
 
 def two_clauses(who: Subject, deed: Event, joint: str, who2: Subject, deed2: Event) -> Pair:
     first, second = past(who, deed), past(who2, deed2)
-    return sentence(f"{first.en}{joint}{second.en}", f"{first.second()}{JOINTS[joint]}{second.second()}")
+    return sentence(
+        f"{first.en}{joint}{second.en}", f"{first.second()}{JOINTS[joint]}{second.second()}"
+    )
 
 
 # Questions: verb first, or second after the question word.
@@ -144,7 +146,9 @@ def because_state(name: str, plain: Event, state: Phrase) -> Pair:
 
 def although(who: Subject, deed: Event, who2: Subject, deed2: Event) -> Pair:
     effect, obstacle = past(who2, deed2), past(who, deed)
-    return sentence(f"although {obstacle.en}, {effect.en}", f"obwohl {obstacle.last()}, {effect.first()}")
+    return sentence(
+        f"although {obstacle.en}, {effect.en}", f"obwohl {obstacle.last()}, {effect.first()}"
+    )
 
 
 def report(who: Subject, mind: Verb, who2: Subject, deed: Event, then: Phrase) -> Pair:
@@ -153,7 +157,10 @@ def report(who: Subject, mind: Verb, who2: Subject, deed: Event, then: Phrase) -
 
 
 def whether(who: Subject, who2: Subject, deed: Event, today: Phrase) -> Pair:
-    doubt, content = present(who, Event(KNOW, "whether", "", "nicht"), negated=True), present(who2, deed, today)
+    doubt, content = (
+        present(who, Event(KNOW, "whether", "", "nicht"), negated=True),
+        present(who2, deed, today),
+    )
     return sentence(f"{doubt.en} {content.en}", f"{doubt.second()}, ob {content.last()}")
 
 
@@ -164,20 +171,29 @@ def condition(who: Subject, deed: Event, who2: Subject, deed2: Event) -> Pair:
 
 def mood(name: str, state: Phrase, who: Subject, deed: Event) -> Pair:
     given = present(who, deed)
-    return sentence(f"{name} is {state.en} when {given.en}", f"{name} ist {state.de}, wenn {given.last()}")
+    return sentence(
+        f"{name} is {state.en} when {given.en}", f"{name} ist {state.de}, wenn {given.last()}"
+    )
 
 
 def subject_relative(person: Noun, deed: Event, city: Phrase) -> Pair:
     clause = past(Subject("who", determiner("der", person.gender, NOMINATIVE), ER), deed)
     home = f"lives in {city.en}", f"wohnt in {city.de}"
     someone = the(person)
-    return sentence(f"{someone.en} {clause.en} {home[0]}", f"{someone.de}, {clause.last()}, {home[1]}")
+    return sentence(
+        f"{someone.en} {clause.en} {home[0]}", f"{someone.de}, {clause.last()}, {home[1]}"
+    )
 
 
-def object_relative(thing: Noun, who: Subject, handle: Verb, then: Phrase, adjective: Adjective) -> Pair:
+def object_relative(
+    thing: Noun, who: Subject, handle: Verb, then: Phrase, adjective: Adjective
+) -> Pair:
     clause, item = past(who, Event(handle, "", "", ""), then), the(thing)
     relative = f"{determiner('der', thing.gender, ACCUSATIVE)} {clause.last()}"
-    return sentence(f"{item.en} that {clause.en} is {adjective.en}", f"{item.de}, {relative}, ist {adjective.de}")
+    return sentence(
+        f"{item.en} that {clause.en} is {adjective.en}",
+        f"{item.de}, {relative}, ist {adjective.de}",
+    )
 
 
 def attempt(who: Subject, intent: Verb, deed: Event) -> Pair:
@@ -191,24 +207,36 @@ def purpose(who: Subject, city: Phrase, vehicle: str, ride: Verb, deed: Event) -
 
 
 # Comparison and place: agreement of adjectives, dative against accusative after the same preposition.
-def comparative(color: Adjective, thing: Noun, trait: Adjective, color2: Adjective, thing2: Noun) -> Pair:
+def comparative(
+    color: Adjective, thing: Noun, trait: Adjective, color2: Adjective, thing2: Noun
+) -> Pair:
     one, other = the(thing, color), the(thing2, color2)
-    return sentence(f"{one.en} is {trait.more_en} than {other.en}", f"{one.de} ist {trait.more} als {other.de}")
+    return sentence(
+        f"{one.en} is {trait.more_en} than {other.en}", f"{one.de} ist {trait.more} als {other.de}"
+    )
 
 
-def not_equal(color: Adjective, thing: Noun, trait: Adjective, color2: Adjective, thing2: Noun) -> Pair:
+def not_equal(
+    color: Adjective, thing: Noun, trait: Adjective, color2: Adjective, thing2: Noun
+) -> Pair:
     one, other = the(thing, color), the(thing2, color2)
-    return sentence(f"{one.en} is not as {trait.en} as {other.en}", f"{one.de} ist nicht so {trait.de} wie {other.de}")
+    return sentence(
+        f"{one.en} is not as {trait.en} as {other.en}",
+        f"{one.de} ist nicht so {trait.de} wie {other.de}",
+    )
 
 
 def older(name: str, years: Phrase, owner: str, relative: str) -> Pair:
     other = kin(owner, relative)
     return sentence(
-        f"{name} is {years.en} years older than {other.en}", f"{name} ist {years.de} Jahre älter als {other.de}"
+        f"{name} is {years.en} years older than {other.en}",
+        f"{name} ist {years.de} Jahre älter als {other.de}",
     )
 
 
-def lies(adjective: Adjective, thing: Noun, side: Phrase, adjective2: Adjective, thing2: Noun) -> Pair:
+def lies(
+    adjective: Adjective, thing: Noun, side: Phrase, adjective2: Adjective, thing2: Noun
+) -> Pair:
     one, other = the(thing, adjective), the(thing2, adjective2)
     where = f"{side.de} {noun_phrase('der', thing2, DATIVE, adjective2)}"
     return sentence(f"{one.en} lies {side.en} {other.en}", f"{one.de} liegt {where}")
@@ -221,7 +249,10 @@ def laid(who: Subject, thing: Noun, side: Phrase, adjective: Adjective, thing2: 
 
 
 def there_are(number: Phrase, adjective: Adjective, thing: Noun, place: Place) -> Pair:
-    things = f"{number.en} {adjective.en} {thing.plural_en}", f"{number.de} {adjective.stem}e {thing.plural}"
+    things = (
+        f"{number.en} {adjective.en} {thing.plural_en}",
+        f"{number.de} {adjective.stem}e {thing.plural}",
+    )
     return sentence(f"there are {things[0]} {place.at.en}", f"es gibt {things[1]} {place.at.de}")
 
 

@@ -77,9 +77,14 @@ class Batch:
         row = micro[mine] * (last - first) + within[mine] - first
         arrays: dict[str, np.ndarray] = {}
         size = (self.shape.micro, last - first, self.shape.length)
-        for side, sentences, start in zip(("source", "target"), self.sides, self.starts, strict=True):
+        for side, sentences, start in zip(
+            ("source", "target"), self.sides, self.starts, strict=True
+        ):
             parts = fill_rows(sentences.at(mine), row, start[mine], (size[0] * size[1], size[2]))
-            arrays |= {side if name == "ids" else f"{side}_{name}": x.reshape(size) for name, x in parts.items()}
+            arrays |= {
+                side if name == "ids" else f"{side}_{name}": x.reshape(size)
+                for name, x in parts.items()
+            }
         return arrays
 
     @functools.cached_property
@@ -143,7 +148,9 @@ class Batches:
     ):
         self.stream = make_stream(reader or StoredPairs(store), config, seed, None)
         # Sizes do not depend on the mesh, because the order of the pairs must not.
-        self._shapes = {size: shape_of(*size, config.microbatch_tokens, shards) for size in self.stream.sizes}
+        self._shapes = {
+            size: shape_of(*size, config.microbatch_tokens, shards) for size in self.stream.sizes
+        }
         self.shapes = list(dict.fromkeys(self._shapes.values()))
 
     @property
@@ -206,4 +213,10 @@ def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[Ba
     for first in range(0, int(row.max()) + 1, shape.rows):
         here = np.flatnonzero((first <= row) & (row < first + shape.rows))
         source, target = (side.at(here) for side in sides)
-        yield Batch(shape, members[here], row[here] - first, [start[here] for start in starts], (source, target))
+        yield Batch(
+            shape,
+            members[here],
+            row[here] - first,
+            [start[here] for start in starts],
+            (source, target),
+        )

@@ -154,7 +154,15 @@ class Layouter:
         """
         c = self.config
         rows = c.pack_length if self.packed else c.batch_tokens
-        return [VERSION, self.reader.store.digest, self.seed, c.batching, rows, self.windows.key, self.reader.key]
+        return [
+            VERSION,
+            self.reader.store.digest,
+            self.seed,
+            c.batching,
+            rows,
+            self.windows.key,
+            self.reader.key,
+        ]
 
     def lay_out(self, window: int) -> Layout:
         """Return the layout of a window.
@@ -166,7 +174,9 @@ class Layouter:
         lengths = sides[0].lengths, sides[1].lengths
         key = key_of(self.seed, 5, 0, window)
         if self.packed:
-            drawn = permutation(len(lengths[0]), key_of(self.seed, 4, 0, window))  # else equal windows have equal rows
+            drawn = permutation(
+                len(lengths[0]), key_of(self.seed, 4, 0, window)
+            )  # else equal windows have equal rows
             places = first_fit(lengths[0][drawn], lengths[1][drawn], self.config.pack_length)
             block, *starts = (x[_inverse(drawn)] for x in places)
             row, sizes = np.zeros_like(block), np.zeros(int(block.max()) + 1, np.int64)

@@ -51,18 +51,29 @@ def first_fit(
     for first, end in itertools.pairwise(ends):
         rest: list[np.ndarray] = []
         parts = _PARTS if end - first >= _PARTS**2 else 1
-        for begin, until in itertools.pairwise(first + (end - first) * n // parts for n in range(parts + 1)):
+        for begin, until in itertools.pairwise(
+            first + (end - first) * n // parts for n in range(parts + 1)
+        ):
             part = np.arange(begin, until)
-            longest_source, longest_target = max(1, source[begin:until].max()), max(1, target[begin:until].max())
-            fitting = np.flatnonzero((source_room[:last] >= longest_source) & (target_room[:last] >= longest_target))
+            longest_source, longest_target = (
+                max(1, source[begin:until].max()),
+                max(1, target[begin:until].max()),
+            )
+            fitting = np.flatnonzero(
+                (source_room[:last] >= longest_source) & (target_room[:last] >= longest_target)
+            )
             fitting = fitting[: len(part)]
             if len(fitting):
-                counts = np.minimum(source_room[fitting] // longest_source, target_room[fitting] // longest_target)
+                counts = np.minimum(
+                    source_room[fitting] // longest_source, target_room[fitting] // longest_target
+                )
                 part = place(part, fitting, counts)
             rest.append(part)
         group = np.concatenate(rest)
         if len(group):
-            in_row = pack_length // max(1, source[first], target[first], source[end - 1], target[end - 1])
+            in_row = pack_length // max(
+                1, source[first], target[first], source[end - 1], target[end - 1]
+            )
             new = -(-len(group) // in_row)
             place(_mixed(group), np.arange(last, last + new), np.full(new, in_row))
             last += new
@@ -162,4 +173,6 @@ def order_of(keys: np.ndarray) -> np.ndarray:
 
     The time is linear if the integers fit into 16 bits.
     """
-    return np.argsort(keys.astype(np.uint16) if keys.max(initial=0) < 1 << 16 else keys, kind="stable")
+    return np.argsort(
+        keys.astype(np.uint16) if keys.max(initial=0) < 1 << 16 else keys, kind="stable"
+    )

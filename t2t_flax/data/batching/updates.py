@@ -79,8 +79,9 @@ class UpdateStream:
         longest, pack_length = layouter.reader.longest, layouter.config.pack_length
         if layouter.packed and longest > pack_length:
             raise UserError(
-                f"the longest side of a training pair has {longest} tokens, config.data.pack_length = {pack_length}: a pair "
-                "must fit into one packed row. Raise config.data.pack_length, or lower config.data.max_length."
+                f"the longest side of a training pair has {longest} tokens, config.data.pack_length"
+                f" = {pack_length}: a pair must fit into one packed row. Raise"
+                " config.data.pack_length, or lower config.data.max_length."
             )
         self.layouter, self.sizes = layouter, layouter.sizes
         origin = layouter.reader.store.origin
@@ -108,7 +109,9 @@ class UpdateStream:
         """
         windows = self.layouter.windows.per_epoch
         with self._lock:
-            blocks = self._end(0) * windows if self.layouter.reader.draws else self._end(windows - 1)
+            blocks = (
+                self._end(0) * windows if self.layouter.reader.draws else self._end(windows - 1)
+            )
             if len(self._ends) > self._written:
                 self._keep()
         return math.ceil(blocks / self.layouter.blocks_of_update)
@@ -121,7 +124,10 @@ class UpdateStream:
         count, taken, parts = self.layouter.blocks_of_update, 0, []
         with self._lock:
             window, first = self.locate(k * count)
-            epoch, size = self.layouter.windows.epoch(window), self.sizes[self.layout(window).sizes[first]]
+            epoch, size = (
+                self.layouter.windows.epoch(window),
+                self.sizes[self.layout(window).sizes[first]],
+            )
             while taken < count:
                 layout = self.layout(window)
                 last = min(first + count - taken, layout.blocks)
@@ -130,7 +136,14 @@ class UpdateStream:
                 window, first = window + 1, 0
         pairs, row, source_start, target_start, source, target = zip(*parts, strict=True)
         starts = np.concatenate(source_start), np.concatenate(target_start)
-        return Update(epoch, size, np.concatenate(pairs), np.concatenate(row), starts, (joined(source), joined(target)))
+        return Update(
+            epoch,
+            size,
+            np.concatenate(pairs),
+            np.concatenate(row),
+            starts,
+            (joined(source), joined(target)),
+        )
 
     def locate(self, block: int) -> tuple[int, int]:
         """Return (window, index within the window) of a block of the stream."""
@@ -153,9 +166,13 @@ class UpdateStream:
     def layout(self, window: int) -> Layout:
         """Return the layout of a window, and start to lay out the next ones."""
         near = range(window, window + 1 + self._ahead)
-        self._layouts = {number: self._layouts.get(number) or self._start(number) for number in near}
+        self._layouts = {
+            number: self._layouts.get(number) or self._start(number) for number in near
+        }
         layout = self._layouts[window]()
-        if window < len(self._ends) and layout.blocks != self._ends[window] - (self._ends[window - 1] if window else 0):
+        if window < len(self._ends) and layout.blocks != self._ends[window] - (
+            self._ends[window - 1] if window else 0
+        ):
             raise UserError(f"{self._path} was counted on other data: delete it.")
         return layout
 
@@ -177,7 +194,9 @@ class UpdateStream:
         self._written = len(self._ends)
         self._keep_at = self._written + max(_KEPT_EVERY, self._written // 16)
         with contextlib.suppress(OSError):  # not writable: another account prepared it
-            atomic_write(self._path, json.dumps({"blocks": np.diff(self._ends, prepend=0).tolist()}))
+            atomic_write(
+                self._path, json.dumps({"blocks": np.diff(self._ends, prepend=0).tolist()})
+            )
 
 
 MakeStream = Callable[[PairReader, Data, int, Windows | None], Stream]
@@ -193,6 +212,8 @@ def plain_windows(reader: PairReader, seed: int) -> Windows:
     return EpochWindows(pairs, windows_in(pairs), seed)
 
 
-def plain_stream(reader: PairReader, config: Data, seed: int, windows: Windows | None = None) -> UpdateStream:
+def plain_stream(
+    reader: PairReader, config: Data, seed: int, windows: Windows | None = None
+) -> UpdateStream:
     """Return the stream of a store; the default `MakeStream`."""
     return UpdateStream(Layouter(reader, config, seed, windows or plain_windows(reader, seed)))

@@ -99,9 +99,15 @@ class Source(abc.ABC):
         count = 0
         for row in self.read():
             count += 1
-            yield row if isinstance(row, str) else (one_line(row[0]), one_line(next(filter(has_text, row[1:]), row[1])))
+            yield (
+                row
+                if isinstance(row, str)
+                else (one_line(row[0]), one_line(next(filter(has_text, row[1:]), row[1])))
+            )
         if not count:
-            raise UserError(f"{self.spec}: the corpus is empty (0 sentence pairs); at least one pair is needed")
+            raise UserError(
+                f"{self.spec}: the corpus is empty (0 sentence pairs); at least one pair is needed"
+            )
         self.count = count
 
     def pairs(self) -> Iterator[tuple[str, str]]:
@@ -117,7 +123,10 @@ class Source(abc.ABC):
                 kept = True
                 yield row
         if not kept:
-            raise UserError(f"{self.spec}: no pair is left of {dropped.total():,}: {counted(dropped, self.reasons)}")
+            raise UserError(
+                f"{self.spec}: no pair is left of {dropped.total():,}:"
+                f" {counted(dropped, self.reasons)}"
+            )
 
     def sample(self, count: int) -> list[tuple[str, str]]:
         """Return at most `count` pairs, drawn uniformly by their positions, in order."""
@@ -163,7 +172,10 @@ class ScoredPairs(DerivedSource):
 
     def __init__(self, source: Source):
         super().__init__(source)
-        self.reasons = {"without_source": "without a source", "without_reference": "without a reference"}
+        self.reasons = {
+            "without_source": "without a source",
+            "without_reference": "without a reference",
+        }
 
     def read(self):
         return map(self._checked, self.source.read())
@@ -201,7 +213,9 @@ class JoinedSource(Source):
         return {reason: shown for part in self._parts for reason, shown in part.reasons.items()}
 
     def read(self):
-        return itertools.chain.from_iterable(part.rows() for part in self._parts)  # none may be empty
+        return itertools.chain.from_iterable(
+            part.rows() for part in self._parts
+        )  # none may be empty
 
     def rows(self):
         return self.read()
@@ -295,7 +309,9 @@ def one_line(text: str) -> str:
     return text.replace("\r", " ").replace("\n", " ")
 
 
-def open_source(spec: str, *, root: str = "", source_language: str, target_language: str, key: str = "") -> Source:
+def open_source(
+    spec: str, *, root: str = "", source_language: str, target_language: str, key: str = ""
+) -> Source:
     """Return the source that `spec` names.
 
     `spec` has one of the forms of `registry.SOURCES`, or names text files. Raises UserError for an
@@ -319,7 +335,12 @@ def _module_of(spec: str) -> Any:
     load_extensions()
     name = _uncompressed(file_part(spec))
     for form in SOURCES.values():
-        if form.prefix and _prefix(spec) == form.prefix or "," not in name and name.endswith(form.suffixes or ("\0",)):
+        if (
+            form.prefix
+            and _prefix(spec) == form.prefix
+            or "," not in name
+            and name.endswith(form.suffixes or ("\0",))
+        ):
             return importlib.import_module(form.module)
     several = len(names := spec.split(",")) > 1 and all(map(str.strip, names))
     return importlib.import_module(SOURCES["text"].module) if several else None

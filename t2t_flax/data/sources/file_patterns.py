@@ -22,7 +22,9 @@ log = logging.getLogger("t2t_flax")
 _WILDCARD = re.compile(r"\*|\?|\[!?.[^]]*\]")
 
 
-def open_files(spec: str, patterns: Sequence[str], context: Context, open_one: Callable[..., Source]) -> Source:
+def open_files(
+    spec: str, patterns: Sequence[str], context: Context, open_one: Callable[..., Source]
+) -> Source:
     """Return the source `open_one(spec, path of each pattern)`.
 
     If the patterns match several files, all are read in the order of their names. Files of several
@@ -35,7 +37,8 @@ def open_files(spec: str, patterns: Sequence[str], context: Context, open_one: C
         for here, there, of in ((first, others, pattern), (others, first, patterns[0])):
             if alone := next((path for key, path in here.items() if key not in there), None):
                 raise UserError(
-                    f"{context.label}: {alone} has no partner among the files {of}, in whose name the wildcards match the same"
+                    f"{context.label}: {alone} has no partner among the files {of}, in whose name"
+                    " the wildcards match the same"
                 )
     sources = [open_one(spec, *(files[key] for files in found)) for key in first]
     return sources[0] if len(sources) == 1 else SeveralFiles(spec, sources)
@@ -49,7 +52,9 @@ class SeveralFiles(Source):
 
     def __init__(self, spec: str, sources: Sequence[Source]):
         super().__init__(
-            spec, total(one.count for one in sources), files=[file for one in sources for file in one.files]
+            spec,
+            total(one.count for one in sources),
+            files=[file for one in sources for file in one.files],
         )
         self._sources = tuple(sources)
         self.reference_count, self.reasons = sources[0].reference_count, sources[0].reasons
@@ -94,7 +99,9 @@ def matching_files(pattern: str, context: Context) -> dict[tuple[str, ...], epat
     if not glob.has_magic(pattern) or path_of(pattern, context).exists():
         return {(): existing_file(pattern, context)}
     if "**" in pattern:
-        raise UserError(f"{context.label}: * matches within one name; ** is not supported in {pattern}")
+        raise UserError(
+            f"{context.label}: * matches within one name; ** is not supported in {pattern}"
+        )
     names = pattern.split("/")
     first = next(i for i, name in enumerate(names) if glob.has_magic(name))
     folder = path_of("/".join(names[:first]) or ("/" if first else "."), context)
@@ -107,9 +114,16 @@ def matching_files(pattern: str, context: Context) -> dict[tuple[str, ...], epat
             for entry in list_names(parent)
             if (match := matched.fullmatch(entry)) and (entry[0] != "." or name[0] == ".")
         ]
-    files = {key: path for key, path in sorted(found, key=lambda one: os.fspath(one[1])) if not path.is_dir()}
+    files = {
+        key: path
+        for key, path in sorted(found, key=lambda one: os.fspath(one[1]))
+        if not path.is_dir()
+    }
     if not files:
-        raise UserError(f"{context.label}: no file matches {path_of(pattern, context)}{relative_to(pattern, context)}")
+        raise UserError(
+            f"{context.label}: no file matches"
+            f" {path_of(pattern, context)}{relative_to(pattern, context)}"
+        )
     for path in files.values():
         check_rereadable(path, context.label)
     return files

@@ -18,8 +18,13 @@ def existing_file(name: str, context: Context) -> epath.Path:
     path = path_of(name, context)
     if not path.exists():
         hint = relative_to(name, context)
-        for path_with_name in glob.glob(f"*={glob.escape(name.partition('/')[0])}", root_dir=context.root or "."):
-            hint += f". What stands before = is the name of a source: write ./{path_with_name} for a path"
+        for path_with_name in glob.glob(
+            f"*={glob.escape(name.partition('/')[0])}", root_dir=context.root or "."
+        ):
+            hint += (
+                f". What stands before = is the name of a source: write ./{path_with_name} for a"
+                " path"
+            )
         raise UserError(f"{context.label}: there is no file {path}{hint}")
     if path.is_dir():
         raise UserError(f"{context.label}: {path} is a folder; name a file in it")
@@ -31,7 +36,8 @@ def check_rereadable(path: epath.Path, label: str) -> None:
     """Raise UserError for a pipe or a device, which can be read only once."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(
-            f"{label}: {path} is a pipe or a device, and a corpus is read more than once: save it to a file"
+            f"{label}: {path} is a pipe or a device, and a corpus is read more than once: save it"
+            " to a file"
         )
 
 

@@ -36,7 +36,8 @@ class TextSource(Source):
         for i, line in enumerate(itertools.zip_longest(*streams)):
             if None in line:
                 remaining = (
-                    0 if text is None else 1 + sum(1 for _ in s) for text, s in zip(line, streams, strict=True)
+                    0 if text is None else 1 + sum(1 for _ in s)
+                    for text, s in zip(line, streams, strict=True)
                 )
                 raise self._unequal([i + count for count in remaining])
             yield line
@@ -47,8 +48,9 @@ class TextSource(Source):
     def _unequal(self, counts: list[int]) -> UserError:
         (first, count), *others = zip(self.files, counts, strict=True)
         return UserError(
-            f"{first} has {count} lines and {' and '.join(f'{path} has {n}' for path, n in others)}: "
-            "line i of one must be the translation of line i of the other"
+            f"{first} has {count} lines and"
+            f" {' and '.join(f'{path} has {n}' for path, n in others)}: line i of one must be the"
+            " translation of line i of the other"
         )
 
     def where(self, i):
@@ -91,15 +93,18 @@ def lines(path: epath.Path) -> Iterator[str]:
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         plain = (
-            f" (it does not begin as {path.suffix} data does, and is read as text)" if path.suffix in SUFFIXES else ""
+            f" (it does not begin as {path.suffix} data does, and is read as text)"
+            if path.suffix in SUFFIXES
+            else ""
         )
         raise UserError(
-            f"{path} line {number}: byte 0x{byte:02x} at offset {error.start} of the line is not valid UTF-8 "
-            f"({error.reason}){'' if form else plain}; convert the file to UTF-8"
+            f"{path} line {number}: byte 0x{byte:02x} at offset {error.start} of the line is not"
+            f" valid UTF-8 ({error.reason}){'' if form else plain}; convert the file to UTF-8"
         ) from None
     except Exception as error:
         if not is_damage(error, form):
             raise
         raise UserError(
-            f"{path}: damaged {form} data after line {number} ({error}); download or copy the file again"
+            f"{path}: damaged {form} data after line {number} ({error}); download or copy the file"
+            " again"
         ) from None

@@ -68,20 +68,25 @@ def open_spec(spec: str, context: Context) -> ToySource:
     split, colon, count = spec.removeprefix("toy").removeprefix(":").partition(":")
     label, languages = context.label, context.languages
     if split not in COUNTS:
-        raise UserError(f"{label}: the built-in corpus has no split {split!r}; it has {', '.join(COUNTS)}")
+        raise UserError(
+            f"{label}: the built-in corpus has no split {split!r}; it has {', '.join(COUNTS)}"
+        )
     if colon and not (count.isdecimal() and int(count) > 0):
-        raise UserError(f"{label}: expected toy:SPLIT or toy:SPLIT:COUNT with a COUNT of at least 1, not {count!r}")
+        raise UserError(
+            f"{label}: expected toy:SPLIT or toy:SPLIT:COUNT with a COUNT of at least 1, not"
+            f" {count!r}"
+        )
     if int(count or 0) > COUNTS[split]:
         raise UserError(
-            f"{label}: toy:{split} has {COUNTS[split]:,} pairs, not {int(count):,}; lower COUNT, or write a larger "
-            "corpus to a file with `python -m tools.toy_corpus` in a checkout"
+            f"{label}: toy:{split} has {COUNTS[split]:,} pairs, not {int(count):,}; lower COUNT, or"
+            " write a larger corpus to a file with `python -m tools.toy_corpus` in a checkout"
         )
     codes = [Language.read(language).base for language in languages]
     if set(codes) != {"en", "de"}:
         raise UserError(
-            f"{label}: the built-in corpus is English and German, so config.data.source_language and "
-            "config.data.target_language must be en and de, in either order, "
-            f"not {languages[0]!r} and {languages[1]!r}"
+            f"{label}: the built-in corpus is English and German, so config.data.source_language"
+            " and config.data.target_language must be en and de, in either order, not"
+            f" {languages[0]!r} and {languages[1]!r}"
         )
     swapped = codes[0] == "de"
     return ToySource(spec, split, int(count or COUNTS[split]), swapped=swapped)

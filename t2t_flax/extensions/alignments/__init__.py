@@ -15,8 +15,8 @@ from t2t_flax.registry import COMMANDS, FLAGS, GROUPS, OUTPUTS, Command, Flag
 class Alignments:
     layer: int = key(
         0,
-        "decoder layer whose attention to the source aligns words, from 1; 0 = the layer, head and row that align pairs of "
-        "data.valid best, as `align --choose` finds them",
+        "decoder layer whose attention to the source aligns words, from 1; 0 = the layer, head and"
+        " row that align pairs of data.valid best, as `align --choose` finds them",
         low=0,
         mutable=True,
         changes=PRINTED,
@@ -31,7 +31,8 @@ class Alignments:
     )
     row: str = key(
         "predicts",
-        "whose attention aligns a word: that of the position that predicts it, or of the next one, which reads it",
+        "whose attention aligns a word: that of the position that predicts it, or of the next one,"
+        " which reads it",
         choices=("predicts", "reads"),
         mutable=True,
         changes=PRINTED,
@@ -47,7 +48,9 @@ class Alignments:
         layers, heads = config.model.num_decoder_layers, config.model.num_heads
         for name, value, most in (("layer", self.layer, layers), ("head", self.head, heads)):
             if value > most:
-                raise UserError(f"config.alignments.{name} = {value}: the decoder has {most} {name}s.")
+                raise UserError(
+                    f"config.alignments.{name} = {value}: the decoder has {most} {name}s."
+                )
 
 
 GROUPS.add("alignments", Alignments)
@@ -62,7 +65,8 @@ FLAGS.add(
     "--alignments",
     Flag(
         OUTPUTS,
-        "print word alignments after ` ||| `: hard (0-0 1-1), soft (probabilities), or a probability from which words are linked",
+        "print word alignments after ` ||| `: hard (0-0 1-1), soft (probabilities), or a"
+        " probability from which words are linked",
         "FORM",
         module="t2t_flax.extensions.alignments.outputs:WithAlignments",
     ),
@@ -71,8 +75,8 @@ FLAGS.add(
     "--tags",
     Flag(
         OUTPUTS,
-        "carry over what must not change, by word alignments: html (elements, placeholders and URLs) or text (placeholders and "
-        "URLs)",
+        "carry over what must not change, by word alignments: html (elements, placeholders and"
+        " URLs) or text (placeholders and URLs)",
         "FORM",
         module="t2t_flax.extensions.alignments.outputs:WithTags",
     ),

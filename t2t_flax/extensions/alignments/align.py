@@ -20,23 +20,33 @@ def run(argv: list[str]) -> int:
     """Return exit code 0 when every pair has its line."""
     parser = arguments.parser(
         "align",
-        "Aligns the words of given pairs with a head of the decoder's attention. Writes a line for each pair: links\n"
-        "SOURCE-TARGET of words that spaces divide, counted from 0; an empty line for a pair with an empty side.",
-        epilog="Examples:\n"
-        "  python -m t2t_flax align --workdir=runs/toy test.en,test.de > test.links\n"
-        "  ... --gold=test.gold           also prints alignment error rate, precision and recall\n"
-        "  ... --choose                   prints every head, the best first, and the keys that make it the run's",
+        "Aligns the words of given pairs with a head of the decoder's attention. Writes a line for"
+        " each pair: links\nSOURCE-TARGET of words that spaces divide, counted from 0; an empty"
+        " line for a pair with an empty side.",
+        epilog=(
+            "Examples:\n  python -m t2t_flax align --workdir=runs/toy test.en,test.de >"
+            " test.links\n  ... --gold=test.gold           also prints alignment error rate,"
+            " precision and recall\n  ... --choose                   prints every head, the best"
+            " first, and the keys that make it the run's"
+        ),
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
     arguments.add_flags(parser, LINES)
     parser.add_argument(
-        "pairs", metavar="SRC,TGT", help="the pairs: two text files, or another form of config.data.test"
+        "pairs",
+        metavar="SRC,TGT",
+        help="the pairs: two text files, or another form of config.data.test",
     )
     parser.add_argument(
-        "--alignments", default="hard", metavar="FORM", help="hard, soft or a probability, as of `translate`"
+        "--alignments",
+        default="hard",
+        metavar="FORM",
+        help="hard, soft or a probability, as of `translate`",
     )
-    parser.add_argument("--gold", metavar="FILE", help="sure links 0-0 and possible ones 0p1, a line for each pair")
+    parser.add_argument(
+        "--gold", metavar="FILE", help="sure links 0-0 and possible ones 0p1, a line for each pair"
+    )
     parser.add_argument(
         "--gold-first",
         type=arguments.count(0, 1),
@@ -44,9 +54,16 @@ def run(argv: list[str]) -> int:
         metavar="N",
         help="number of the first word in --gold, 0 or 1",
     )
-    parser.add_argument("--choose", action="store_true", help="print how well each head aligns, instead of alignments")
     parser.add_argument(
-        "--output", default="-", metavar="FILE", help="file for the alignments; default: standard output"
+        "--choose",
+        action="store_true",
+        help="print how well each head aligns, instead of alignments",
+    )
+    parser.add_argument(
+        "--output",
+        default="-",
+        metavar="FILE",
+        help="file for the alignments; default: standard output",
     )
     args, overrides = arguments.parse(parser, argv)
     arguments.check_output("--output", args.output)
@@ -93,10 +110,13 @@ def _choose(args: argparse.Namespace, overrides: dict[str, str], gold: list[Gold
     rows = ranked(loaded, pairs, gold)
     with open_output(args.output) as write:
         write(
-            "predictability: mean log-probability (nats) of a target word given its source word, by the other links\n"
+            "predictability: mean log-probability (nats) of a target word given its source word, by"
+            " the other links\n"
         )
         for head, value, errors_of_head in rows:
-            write(f"{value:8.3f}  {_shown(errors_of_head) + '  ' if errors_of_head else ''}{head}\n")
+            write(
+                f"{value:8.3f}  {_shown(errors_of_head) + '  ' if errors_of_head else ''}{head}\n"
+            )
         best = next(head for head, *_ in rows if head.layer)
         write(f"the best, as keys: {best.flags}\n")
     return OK
@@ -110,11 +130,16 @@ def _pairs(args: argparse.Namespace, loaded) -> Iterator:
     require_translation(loaded)
     read = arguments.Changes(loaded, arguments.given_flags(args)).source
     rows = task_of(loaded.config).open_source(args.pairs, key="pairs").rows()
-    return (Pair("", "") if isinstance(row, str) else Pair(read(row[0]), row[1], row[0]) for row in rows)
+    return (
+        Pair("", "") if isinstance(row, str) else Pair(read(row[0]), row[1], row[0]) for row in rows
+    )
 
 
 def _read_gold(name: str, first: int) -> list[Gold]:
-    return [parse_gold(line, f"{name} line {number}", first) for number, line in enumerate(iterate_lines(name), 1)]
+    return [
+        parse_gold(line, f"{name} line {number}", first)
+        for number, line in enumerate(iterate_lines(name), 1)
+    ]
 
 
 def _check(gold: list[Gold] | None, pairs, first: int) -> None:
@@ -126,7 +151,10 @@ def _check(gold: list[Gold] | None, pairs, first: int) -> None:
 
 def _check_count(gold: list[Gold], pairs: int, name: str) -> None:
     if len(gold) != pairs:
-        raise UserError(f"{name} has {len(gold)} lines, and there are {pairs} pairs: expected one line for each pair.")
+        raise UserError(
+            f"{name} has {len(gold)} lines, and there are {pairs} pairs: expected one line for each"
+            " pair."
+        )
 
 
 def _shown(found: Errors) -> str:
@@ -135,5 +163,7 @@ def _shown(found: Errors) -> str:
 
 def _warn(numbers: list[int], total: int, what: str) -> None:
     if numbers:
-        places = ", ".join(str(number + 1) for number in numbers[:_SHOWN]) + (", ..." if len(numbers) > _SHOWN else "")
+        places = ", ".join(str(number + 1) for number in numbers[:_SHOWN]) + (
+            ", ..." if len(numbers) > _SHOWN else ""
+        )
         to_stderr(f"warning: {len(numbers)} of {total} pairs {what}: {places}")

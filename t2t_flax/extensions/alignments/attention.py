@@ -35,7 +35,9 @@ class Head(NamedTuple):
     @property
     def flags(self) -> str:
         """Config overrides that select this head."""
-        return " ".join(f"--config.alignments.{name}={value}" for name, value in self._asdict().items())
+        return " ".join(
+            f"--config.alignments.{name}={value}" for name, value in self._asdict().items()
+        )
 
 
 def head_in(config: Any) -> Head | None:
@@ -72,15 +74,22 @@ def word_weights(run: TrainedModel, pairs: Sequence[Pair], head: Head) -> list[n
     return [found.get(i, np.zeros(size, np.float32)) for i, size in enumerate(sizes)]
 
 
-def weights_of_heads(run: TrainedModel, pairs: Sequence[Pair]) -> Iterator[tuple[int, dict[Head, np.ndarray]]]:
+def weights_of_heads(
+    run: TrainedModel, pairs: Sequence[Pair]
+) -> Iterator[tuple[int, dict[Head, np.ndarray]]]:
     """Yield (index of a pair, its `word_weights` by head), including means of heads.
 
     The pairs come in any order, without the ones that have an empty side.
     """
     for i, source, target, weights in _attention(run, pairs, None):
         layers, heads = weights.shape[:2]
-        every = {Head(n + 1, h + 1): weights[n, h] for n, h in itertools.product(range(layers), range(heads))}
-        every |= {Head(n + 1): weights[n].mean(0) for n in range(layers)} | {Head(): weights.mean((0, 1))}
+        every = {
+            Head(n + 1, h + 1): weights[n, h]
+            for n, h in itertools.product(range(layers), range(heads))
+        }
+        every |= {Head(n + 1): weights[n].mean(0) for n in range(layers)} | {
+            Head(): weights.mean((0, 1))
+        }
         yield (
             i,
             {
@@ -114,7 +123,9 @@ def _attention(
     run.check_single("alignment")
     sides = [_sides(run, pair) for pair in pairs]
     # A source that is EOS alone has nothing to align.
-    chosen = [i for i, both in enumerate(sides) if all(max(side.words, default=-1) >= 0 for side in both)]
+    chosen = [
+        i for i, both in enumerate(sides) if all(max(side.words, default=-1) >= 0 for side in both)
+    ]
     ids = [PairIds(sides[i][0].ids, sides[i][1].ids) for i in chosen]
     for chunk, batch in pair_batches(run, ids):
         with mesh_lib.use(run.mesh):
@@ -129,14 +140,20 @@ def _sides(run: TrainedModel, pair: Pair) -> tuple[WordTokens, WordTokens]:
     source = run.in_language(pair.source)
     return (
         tokens_of(
-            tokenizers.source, source, line=pair.line or pair.source, limit=limit, eos=run.config.data.source_eos
+            tokenizers.source,
+            source,
+            line=pair.line or pair.source,
+            limit=limit,
+            eos=run.config.data.source_eos,
         ),
         tokens_of(tokenizers.target, pair.target, limit=limit),
     )
 
 
 @jax.jit(static_argnums=(0, 3))
-def _cross_attention(model: Transformer, params: Any, batch: dict[str, jax.Array], head: Head | None) -> jax.Array:
+def _cross_attention(
+    model: Transformer, params: Any, batch: dict[str, jax.Array], head: Head | None
+) -> jax.Array:
     """Return the decoder's attention weights to the source.
 
     float32 [B, T, S] for one head, [B, L, N, T, S] for all.
@@ -157,4 +174,6 @@ def _cross_attention(model: Transformer, params: Any, batch: dict[str, jax.Array
 def require_translation(run: TrainedModel) -> None:
     """Raise UserError for a run whose outputs are not words of a translation."""
     if run.config.data.task != "translation":
-        raise UserError(f"word alignments are for data.task = translation, not {run.config.data.task}.")
+        raise UserError(
+            f"word alignments are for data.task = translation, not {run.config.data.task}."
+        )

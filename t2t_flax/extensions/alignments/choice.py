@@ -13,7 +13,13 @@ from collections.abc import Sequence
 
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
-from t2t_flax.extensions.alignments.attention import Head, Pair, head_in, require_translation, weights_of_heads
+from t2t_flax.extensions.alignments.attention import (
+    Head,
+    Pair,
+    head_in,
+    require_translation,
+    weights_of_heads,
+)
 from t2t_flax.extensions.alignments.links import Errors, Gold, Links, errors, hard_links
 from t2t_flax.tasks import task_of
 
@@ -71,7 +77,8 @@ def ranked(
     if not found:
         raise UserError("no pair has words on both sides: there is nothing to choose a head by.")
     rows = [
-        (head, predictability(pairs, links), errors(links, gold) if gold else None) for head, links in found.items()
+        (head, predictability(pairs, links), errors(links, gold) if gold else None)
+        for head, links in found.items()
     ]
     return sorted(rows, key=lambda row: row[2].error_rate if row[2] else -row[1])
 
@@ -99,7 +106,8 @@ def _choose(run: TrainedModel) -> Head:
     advice = "Choose a head: `align --choose --workdir=... SRC,TGT` prints the keys that name it."
     if not spec:
         raise UserError(
-            f"config.alignments.layer = 0, and the run has no config.data.valid to choose a head by. {advice}"
+            "config.alignments.layer = 0, and the run has no config.data.valid to choose a head"
+            f" by. {advice}"
         )
     try:
         of_set = run.for_set(name)
@@ -112,5 +120,9 @@ def _choose(run: TrainedModel) -> Head:
             f"config.alignments.layer = 0, and config.data.valid cannot be read: {error} {advice}"
         ) from None
     head = next(head for head, *_ in ranked(of_set, pairs) if head.layer)
-    print(f"words are aligned by {head} (best on {spec}); fix it with {head.flags}", file=sys.stderr, flush=True)
+    print(
+        f"words are aligned by {head} (best on {spec}); fix it with {head.flags}",
+        file=sys.stderr,
+        flush=True,
+    )
     return head

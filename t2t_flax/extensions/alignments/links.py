@@ -39,8 +39,8 @@ def parse_gold(line: str, where: str, first: int = 0) -> Gold:
         match = _LINK.fullmatch(item)
         if not match or min(int(match[1]), int(match[3])) < first:
             raise UserError(
-                f"{where}: {item[:40]!r} is no link. Expected SOURCE-TARGET, or SOURCEpTARGET for a possible one: numbers "
-                f"of words, from {first}."
+                f"{where}: {item[:40]!r} is no link. Expected SOURCE-TARGET, or SOURCEpTARGET for a"
+                f" possible one: numbers of words, from {first}."
             )
         links[match[2] == "-"].add((int(match[1]) - first, int(match[3]) - first))
     return Gold(frozenset(links[True]), frozenset(links[True] | links[False]))
@@ -51,8 +51,9 @@ def check_words(links: Links, source_words: int, target_words: int, where: str) 
     for source, target in sorted(links):
         if source >= source_words or target >= target_words:
             raise UserError(
-                f"{where}: a link {source}-{target}, but the pair has {source_words} source and {target_words} target words, "
-                "counted from 0 and divided at spaces. Is it the alignment of this text, before any tokenizer?"
+                f"{where}: a link {source}-{target}, but the pair has {source_words} source and"
+                f" {target_words} target words, counted from 0 and divided at spaces. Is it the"
+                " alignment of this text, before any tokenizer?"
             )
 
 
@@ -75,7 +76,8 @@ def hard_links(weights: np.ndarray) -> Links:
 def links_from(weights: np.ndarray, threshold: float) -> Links:
     """Return all links with at least this weight."""
     return frozenset(
-        (int(source), int(target)) for target, source in zip(*np.nonzero(weights >= threshold), strict=True)
+        (int(source), int(target))
+        for target, source in zip(*np.nonzero(weights >= threshold), strict=True)
     )
 
 
@@ -109,4 +111,6 @@ def errors(alignments: Sequence[Links], gold: Sequence[Gold]) -> Errors:
         raise UserError("the gold alignments have no sure link: there is nothing to compare with.")
     in_sure = sum(len(a & g.sure) for a, g in zip(alignments, gold, strict=True))
     in_possible = sum(len(a & g.possible) for a, g in zip(alignments, gold, strict=True))
-    return Errors(1 - (in_sure + in_possible) / (linked + sure), in_possible / max(1, linked), in_sure / sure)
+    return Errors(
+        1 - (in_sure + in_possible) / (linked + sure), in_possible / max(1, linked), in_sure / sure
+    )

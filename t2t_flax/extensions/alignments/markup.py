@@ -14,10 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 BREAKS = frozenset(
-    "address article aside blockquote body br button caption center col colgroup dd details dialog div dl dt fieldset figcaption "
-    "figure footer form frame frameset h1 h2 h3 h4 h5 h6 head header hgroup hr html iframe legend li link main menu meta nav "
-    "noscript object ol optgroup option p pre script section select style summary table tbody td template textarea tfoot th "
-    "thead title tr ul".split()
+    "address article aside blockquote body br button caption center col colgroup dd details dialog"
+    " div dl dt fieldset figcaption figure footer form frame frameset h1 h2 h3 h4 h5 h6 head header"
+    " hgroup hr html iframe legend li link main menu meta nav noscript object ol optgroup option p"
+    " pre script section select style summary table tbody td template textarea tfoot th thead title"
+    " tr ul".split()
 )
 """Elements that separate words.
 
@@ -149,7 +150,10 @@ def _markup(text: str) -> Iterator[tuple[str, str, int, int]]:
         elif text.startswith("<![CDATA[", at):
             end = until("]]>", at)
         elif text.startswith(("<!", "<?", "</"), at):
-            name, end = "html" if _LETTER.match(text, at + 2) and text[at + 1] == "!" else "", until(">", at)
+            name, end = (
+                "html" if _LETTER.match(text, at + 2) and text[at + 1] == "!" else "",
+                until(">", at),
+            )
         if end < 0:
             at += 1
             continue
@@ -168,7 +172,9 @@ def _is_kept(name: str, tag: str) -> bool:
     """Return True if an element is left unchanged, by its name and its start tag."""
     attributes: dict[str, str] = {}
     for match in _ATTRIBUTE.finditer(tag, len(name) + 1) if "translate" in tag.lower() else ():
-        attributes.setdefault(match[1].lower(), html.unescape(match[2] or match[3] or match[4] or ""))
+        attributes.setdefault(
+            match[1].lower(), html.unescape(match[2] or match[3] or match[4] or "")
+        )
     if attributes.get("translate", "no").lower() != "no":
         return name in HIDDEN
     return (
@@ -232,10 +238,15 @@ class Fragment:
         ends = [match.end() for match in re.finditer(r"\S+", text)]
         self.words = [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
         self.text = " ".join(self.words)
-        edges = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :] if self.words else ""
+        edges = (
+            text[: len(text) - len(text.lstrip())],
+            text[len(text.rstrip()) :] if self.words else "",
+        )
         self.edges = edges[0].replace(_BREAK, ""), edges[1].replace(_BREAK, "")
         stacks = list(known)
-        counts = [collections.Counter(numbers[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+        counts = [
+            collections.Counter(numbers[begin:end]) for begin, end in zip(begins, ends, strict=True)
+        ]
         self.stacks = [stacks[max(of_word, key=of_word.__getitem__)] for of_word in counts]
         around_words = {element for stack in set(self.stacks) for element in stack}
         self.elements = sorted(around_words)
@@ -265,7 +276,9 @@ class Fragment:
         """Return the elements around punctuation after a word."""
         if self.words[word][-1] in _PUNCTUATION:
             return self._last[word]
-        return _common(self.stacks[word], self.stacks[word + 1] if word + 1 < len(self.words) else ())
+        return _common(
+            self.stacks[word], self.stacks[word + 1] if word + 1 < len(self.words) else ()
+        )
 
 
 def _pairs(events: Sequence[Event]) -> dict[int, Element]:
@@ -277,7 +290,9 @@ def _pairs(events: Sequence[Event]) -> dict[int, Element]:
     opened: list[int] = []
     places: dict[str, list[int]] = collections.defaultdict(list)
     """Places in `opened` by name."""
-    words = list(itertools.accumulate(event.kind == "text" and not event.raw.isspace() for event in events))
+    words = list(
+        itertools.accumulate(event.kind == "text" and not event.raw.isspace() for event in events)
+    )
     for number, event in enumerate(events):
         if event.kind == "start":
             places[event.name].append(len(opened))
@@ -297,7 +312,10 @@ def _pairs(events: Sequence[Event]) -> dict[int, Element]:
 
 
 def _common(one: Stack, other: Stack) -> Stack:
-    count = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    count = next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
     return one[:count]
 
 
@@ -315,7 +333,9 @@ def aligned(words: Sequence[str], weights: np.ndarray) -> list[Target]:
     """
     targets: list[Target] = []
     for word, row in zip(words, weights, strict=True):
-        targets.append(Target(word, int(row.argmax()) if row.any() or not targets else targets[-1].source))
+        targets.append(
+            Target(word, int(row.argmax()) if row.any() or not targets else targets[-1].source)
+        )
     return targets
 
 
@@ -328,7 +348,9 @@ def missing(source: str, translation: str) -> bool:
     return any(translation.count(each) < count for each, count in kept.items())
 
 
-def restored(sources: Sequence[str], targets: Sequence[Target], weights: np.ndarray) -> list[Target]:
+def restored(
+    sources: Sequence[str], targets: Sequence[Target], weights: np.ndarray
+) -> list[Target]:
     """Return the targets with the source's missing URLs and placeholders restored.
 
     Each replaces the word that is aligned to it, or goes before the next aligned one.
@@ -344,7 +366,9 @@ def restored(sources: Sequence[str], targets: Sequence[Target], weights: np.ndar
                 continue
             own = [i for i, target in enumerate(targets) if target.source == word and i not in used]
             own = [i for i in own if not PROTECTED.search(targets[i].text)]
-            debris = [i for i in own if not targets[i].text.strip(_PUNCTUATION + _OPENING).isalpha()]
+            debris = [
+                i for i in own if not targets[i].text.strip(_PUNCTUATION + _OPENING).isalpha()
+            ]
             replaced = debris or [i for i in own if weights[i, word] >= 0.5][:1]
             if replaced:
                 used |= set(replaced)
@@ -388,7 +412,9 @@ def carried_over(fragment: Fragment, translation: str, weights: np.ndarray) -> s
         writer.space = i > 0
         for piece in places.get(i, []):
             writer.piece(piece)
-        core = text.rstrip(".,;:!?") if PROTECTED.search(text) else text.strip(_PUNCTUATION + _OPENING)
+        core = (
+            text.rstrip(".,;:!?") if PROTECTED.search(text) else text.strip(_PUNCTUATION + _OPENING)
+        )
         core = core or text
         begin = text.index(core)
         parts = (
@@ -411,7 +437,9 @@ def _place_all(fragment: Fragment, targets: list[Target], weights: np.ndarray) -
     Returns:
         Tags of the elements without a target word.
     """
-    count = collections.Counter(element for target in targets for element in fragment.stacks[target.source])
+    count = collections.Counter(
+        element for target in targets for element in fragment.stacks[target.source]
+    )
     words: dict[Element, list[int]] = collections.defaultdict(list)
     for word, stack in enumerate(fragment.stacks):
         for element in stack:

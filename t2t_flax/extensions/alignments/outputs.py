@@ -36,14 +36,18 @@ class AlignmentForm:
         except ValueError:
             self._threshold = np.nan
         if not 0 < self._threshold <= 1:
-            raise UserError(f"--alignments={form}: expected hard, soft, or a probability above 0 up to 1.")
+            raise UserError(
+                f"--alignments={form}: expected hard, soft, or a probability above 0 up to 1."
+            )
         self._form = form
 
     def __call__(self, weights: np.ndarray) -> str:
         """Format weights [target words, source words] as text."""
         if self._form == "soft":
             return soft(weights)
-        return pharaoh(hard_links(weights) if self._form == "hard" else links_from(weights, self._threshold))
+        return pharaoh(
+            hard_links(weights) if self._form == "hard" else links_from(weights, self._threshold)
+        )
 
 
 class WithAlignments(Change):
@@ -54,7 +58,9 @@ class WithAlignments(Change):
         self._form = AlignmentForm(form)
         self._head = head_of(model)
 
-    def answers(self, lines: Sequence[str], sources: Sequence[str], n_best: Sequence[Sequence[str]]) -> list[list[str]]:
+    def answers(
+        self, lines: Sequence[str], sources: Sequence[str], n_best: Sequence[Sequence[str]]
+    ) -> list[list[str]]:
         """Return the translations with their alignments."""
         rows = zip(lines, sources, n_best, strict=True)
         pairs = [Pair(source, text, line) for line, source, texts in rows for text in texts]
@@ -63,17 +69,23 @@ class WithAlignments(Change):
 
 
 def html_of(
-    model: TrainedModel, fragments: Sequence[Fragment], sources: Sequence[str], translations: Sequence[str]
+    model: TrainedModel,
+    fragments: Sequence[Fragment],
+    sources: Sequence[str],
+    translations: Sequence[str],
 ) -> list[str]:
     """Return the translations of fragments with their markup.
 
     Args:
         sources: text of the fragments as the model reads it.
     """
-    weights = _weights(model, fragments, sources, translations, [not fragment.plain for fragment in fragments])
+    weights = _weights(
+        model, fragments, sources, translations, [not fragment.plain for fragment in fragments]
+    )
     rows = zip(fragments, translations, weights, strict=True)
     return [
-        html.escape(text, quote=False) if own is None else carried_over(part, text, own) for part, text, own in rows
+        html.escape(text, quote=False) if own is None else carried_over(part, text, own)
+        for part, text, own in rows
     ]
 
 
@@ -92,7 +104,9 @@ def _weights(
     rows = list(zip(fragments, sources, translations, needed, strict=True))
     chosen = [i for i, (part, _, text, need) in enumerate(rows) if need or missing(part.text, text)]
     pairs = [Pair(source, text, part.text) for part, source, text, _ in (rows[i] for i in chosen)]
-    found = dict(zip(chosen, word_weights(model, pairs, head_of(model)) if pairs else [], strict=True))
+    found = dict(
+        zip(chosen, word_weights(model, pairs, head_of(model)) if pairs else [], strict=True)
+    )
     return [found.get(i) for i in range(len(rows))]
 
 
@@ -122,13 +136,17 @@ class HtmlDocument:
         if any(event.kind == "text" and event.raw.strip() for event in events):
             self._parts.append(Fragment(events))
         else:
-            self._parts += [html.escape(e.raw, quote=False) if e.kind == "text" else e.raw for e in events]
+            self._parts += [
+                html.escape(e.raw, quote=False) if e.kind == "text" else e.raw for e in events
+            ]
 
     @property
     def _fragments(self) -> list[Fragment]:
         return [part for part in self._parts if isinstance(part, Fragment)]
 
-    def translated(self, model: TrainedModel, sources: Sequence[str], translations: Sequence[str]) -> str:
+    def translated(
+        self, model: TrainedModel, sources: Sequence[str], translations: Sequence[str]
+    ) -> str:
         """Return the document with the translations of its lines.
 
         Args:
@@ -148,10 +166,15 @@ class WithTags(Change):
             raise UserError(f"--tags={form}: expected html or text.")
         super().__init__(model, form)
         self._html = form == "html"
-        if self._html and "constraints" in GROUPS and (lines := model.config.value("constraints.lines")):
+        if (
+            self._html
+            and "constraints" in GROUPS
+            and (lines := model.config.value("constraints.lines"))
+        ):
             raise UserError(
-                f"--tags=html cannot be combined with config.constraints.lines = {lines}: what stands beside the text would be "
-                "read as markup. Leave out one of them; constraints.glossary works with tags."
+                f"--tags=html cannot be combined with config.constraints.lines = {lines}: what"
+                " stands beside the text would be read as markup. Leave out one of them;"
+                " constraints.glossary works with tags."
             )
         head_of(model)  # fails here rather than at each line
 
@@ -159,7 +182,9 @@ class WithTags(Change):
         """Return the line without its markup."""
         return Fragment(parse(line)).text if self._html else line
 
-    def answers(self, lines: Sequence[str], sources: Sequence[str], n_best: Sequence[Sequence[str]]) -> list[list[str]]:
+    def answers(
+        self, lines: Sequence[str], sources: Sequence[str], n_best: Sequence[Sequence[str]]
+    ) -> list[list[str]]:
         """Return the translations with the markup of their lines.
 
         URLs and placeholders that they lacked are restored.
@@ -167,11 +192,15 @@ class WithTags(Change):
         read = parse if self._html else lambda line: [Event("text", line)]
         of_lines = [Fragment(read(line)) for line in lines]
         texts = [text for texts in n_best for text in texts]
-        fragments = [fragment for fragment, texts in zip(of_lines, n_best, strict=True) for _ in texts]
+        fragments = [
+            fragment for fragment, texts in zip(of_lines, n_best, strict=True) for _ in texts
+        ]
         sources = [source for source, texts in zip(sources, n_best, strict=True) for _ in texts]
         if self._html:
             made = html_of(self.model, fragments, sources, texts)
-            done = iter([text.replace("\n", "&#10;") for text in made])  # newline from a character reference
+            done = iter(
+                [text.replace("\n", "&#10;") for text in made]
+            )  # newline from a character reference
         else:
             weights = _weights(self.model, fragments, sources, texts, [False] * len(texts))
             done = map(_with_protected, fragments, texts, weights)
@@ -181,4 +210,6 @@ class WithTags(Change):
 def _with_protected(fragment: Fragment, text: str, weights: np.ndarray | None) -> str:
     if weights is None:
         return text
-    return " ".join(word.text for word in restored(fragment.words, aligned(text.split(), weights), weights))
+    return " ".join(
+        word.text for word in restored(fragment.words, aligned(text.split(), weights), weights)
+    )

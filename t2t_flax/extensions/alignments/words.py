@@ -49,7 +49,9 @@ def _kept_ids(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode_text(word))
 
 
-def tokens_of(tokenizer: Tokenizer, text: str, *, line: str = "", limit: int, eos: bool = True) -> WordTokens:
+def tokens_of(
+    tokenizer: Tokenizer, text: str, *, line: str = "", limit: int, eos: bool = True
+) -> WordTokens:
     """Return the tokens of a text, which may begin with control symbols.
 
     Each word is encoded alone, so that the word of each id is known. No tokenizer here joins words,
@@ -61,7 +63,9 @@ def tokens_of(tokenizer: Tokenizer, text: str, *, line: str = "", limit: int, eo
     """
     ids, rest = tokenizer.split(text)
     words, own = [-1] * len(ids), rest.split()
-    first = len(line.split()) - len(own) if line else 0  # user's symbols; below 0: words added before the line
+    first = (
+        len(line.split()) - len(own) if line else 0
+    )  # user's symbols; below 0: words added before the line
     for number, word in enumerate(own, first):
         pieces = _ids_of_word(tokenizer, word)
         ids += pieces

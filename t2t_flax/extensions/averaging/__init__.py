@@ -3,5 +3,9 @@
 from t2t_flax.registry import COMMANDS, Command
 
 COMMANDS.add(
-    "average", Command("t2t_flax.extensions.averaging.command", "write the mean of checkpoints as a workdir of its own")
+    "average",
+    Command(
+        "t2t_flax.extensions.averaging.command",
+        "write the mean of checkpoints as a workdir of its own",
+    ),
 )

@@ -43,20 +43,23 @@ def average(
     check_writable(output, "give a new folder as --output")
     refuse_existing(output, "--output")
     folders = [
-        name if is_remote(name) else os.path.realpath(name) for name in map(os.fspath, map(run_folder, workdirs))
+        name if is_remote(name) else os.path.realpath(name)
+        for name in map(os.fspath, map(run_folder, workdirs))
     ]
     for flag, values in (("--workdir", folders), ("--step", list(map(str, steps)))):
         duplicate = next((value for value in values if values.count(value) > 1), None)
         if duplicate is not None:
             raise UserError(
-                f"{flag} names {duplicate} twice: it would have double weight in the average. Name it once."
+                f"{flag} names {duplicate} twice: it would have double weight in the average. Name"
+                " it once."
             )
     first = open_run(workdirs[0], overrides)
     for workdir in workdirs[1:]:
         check_same_model(stored_config(workdir), first.stored, f"the run in {workdir}")
         if TokenizerPair.load(run_folder(workdir) / "tokenizer").digest != first.tokenizers.digest:
             raise UserError(
-                f"{workdir} and {workdirs[0]} have different tokenizers: their parameters cannot be averaged."
+                f"{workdir} and {workdirs[0]} have different tokenizers: their parameters cannot be"
+                " averaged."
             )
     choices = [CheckpointChoice(step=step, average=last) for step in steps] or [
         CheckpointChoice(average=last, best=best)
@@ -80,5 +83,13 @@ def average(
         "config_changes": list(combined.config_changes),
     }
     stored = parameters_of(first.stored).merged_config(first.stored)
-    write_params_run(output, stored, first.tokenizers, combined.params, origin, flag="--output", command="average")
+    write_params_run(
+        output,
+        stored,
+        first.tokenizers,
+        combined.params,
+        origin,
+        flag="--output",
+        command="average",
+    )
     return averaged

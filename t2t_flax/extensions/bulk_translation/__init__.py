@@ -12,4 +12,6 @@ COMMANDS.add(
         "translate a large file: resumed after a stop, shared by several processes",
     ),
 )
-COMMANDS.add("score", Command("t2t_flax.extensions.bulk_translation.score", "log-probability of given pairs"))
+COMMANDS.add(
+    "score", Command("t2t_flax.extensions.bulk_translation.score", "log-probability of given pairs")
+)

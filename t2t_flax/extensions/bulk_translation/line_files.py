@@ -80,7 +80,9 @@ def run_lines(
             check()
 
             def answer_to(write: Callable[[list[Line], str, int], None]) -> int:
-                arriving = windows(lines, window_size(loaded), live=arrives_slowly(source), check=check)
+                arriving = windows(
+                    lines, window_size(loaded), live=arrives_slowly(source), check=check
+                )
                 return answer_windows(verb, answer, arriving, write, check=check)
 
             if is_stream(output) or is_remote(output):
@@ -92,7 +94,9 @@ def run_lines(
                 code = writer.code()
                 writer.finish()
     except Signalled as signalled:
-        to_stderr(f"t2t_flax {command}: stopped by {signalled}.{writer.how_to_go_on() if writer else ''}")
+        to_stderr(
+            f"t2t_flax {command}: stopped by {signalled}.{writer.how_to_go_on() if writer else ''}"
+        )
         return STOPPED if writer else 128 + signalled.number
     except UserError as error:
         raise UserError(f"{error}{writer.how_to_go_on() if writer else ''}") from None

@@ -20,21 +20,33 @@ from t2t_flax.cli.arguments import check_output
 from t2t_flax.cli.lines import FAILED, Line, is_stream, to_stderr
 from t2t_flax.distributed.signals import report_progress
 from t2t_flax.errors import OK, USER_ERROR, UserError
-from t2t_flax.filesystem import PARTIAL, atomic_write, delete, fsync_file, fsync_folder, is_remote, read_if_exists
+from t2t_flax.filesystem import (
+    PARTIAL,
+    atomic_write,
+    delete,
+    fsync_file,
+    fsync_folder,
+    is_remote,
+    read_if_exists,
+)
 from t2t_flax.json_file import parse_json
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
     """Add `--resume` to a command that writes a line for each line of its input."""
     parser.add_argument(
-        "--resume", action="store_true", help="go on after the lines that FILE.partial of --output=FILE already holds"
+        "--resume",
+        action="store_true",
+        help="go on after the lines that FILE.partial of --output=FILE already holds",
     )
 
 
 def check_resumable_output(args: argparse.Namespace) -> None:
     """Raise UserError for an impossible --resume, and as `check_output`."""
     if args.resume and (is_stream(args.output) or is_remote(args.output)):
-        raise UserError(f"--resume needs --output=FILE on this machine: {args.output} cannot be resumed.")
+        raise UserError(
+            f"--resume needs --output=FILE on this machine: {args.output} cannot be resumed."
+        )
     check_output("--output", args.output)
 
 
@@ -109,17 +121,26 @@ class ResumableOutput:
         size = os.path.getsize(self.partial)
         if text is None:
             if size:
-                raise UserError(f"{self.partial} exists, but not by this command: remove or rename it.")
+                raise UserError(
+                    f"{self.partial} exists, but not by this command: remove or rename it."
+                )
             return self._write_record()
         try:
             record = parse_json(text)
-            theirs, lines, written = dict(record["settings"]), int(record["lines"]), int(record["bytes"])
+            theirs, lines, written = (
+                dict(record["settings"]),
+                int(record["lines"]),
+                int(record["bytes"]),
+            )
             int(record["failed"])
         except (ValueError, LookupError, TypeError):
-            raise UserError(f"{self._record} is damaged: remove {self.partial} to start again.") from None
+            raise UserError(
+                f"{self._record} is damaged: remove {self.partial} to start again."
+            ) from None
         if not self._resume and lines:
             raise UserError(
-                f"{self.partial} holds the output of {lines} lines: go on with --resume, or remove it to start again."
+                f"{self.partial} holds the output of {lines} lines: go on with --resume, or remove"
+                " it to start again."
             )
         if not lines:
             return self._write_record()
@@ -127,13 +148,14 @@ class ResumableOutput:
             before, now = theirs.get(key), self._settings.get(key)
             if before != now:
                 raise UserError(
-                    f"--resume: {self.partial} was written with {key} = {json.dumps(before)}, now it is "
-                    f"{json.dumps(now)}. Use the same settings, or remove the file to start again."
+                    f"--resume: {self.partial} was written with {key} = {json.dumps(before)}, now"
+                    f" it is {json.dumps(now)}. Use the same settings, or remove the file to start"
+                    " again."
                 )
         if size < written:
             raise UserError(
-                f"--resume: {self.partial} has {size} bytes, fewer than the {written} that were written. Remove it to "
-                "start again."
+                f"--resume: {self.partial} has {size} bytes, fewer than the {written} that were"
+                " written. Remove it to start again."
             )
         return record
 
@@ -146,8 +168,8 @@ class ResumableOutput:
             self._hash(line)
         if self.done and self._digest.hexdigest() != self._expected:
             raise UserError(
-                f"--resume: the first {self.done} input lines are not those of which {self.partial} "
-                "holds the output. Use the same input, or remove the file to start again."
+                f"--resume: the first {self.done} input lines are not those of which {self.partial}"
+                " holds the output. Use the same input, or remove the file to start again."
             )
 
     def append(self, lines: Sequence[Line], text: str, failed: int) -> None:
@@ -170,7 +192,10 @@ class ResumableOutput:
 
         "" for an output without a line.
         """
-        held = f" {self.partial} holds the output of {self.done} lines: the same command with --resume goes on."
+        held = (
+            f" {self.partial} holds the output of {self.done} lines: the same command with --resume"
+            " goes on."
+        )
         return held if self.done else ""
 
     def code(self, say: Callable[[str], None] = to_stderr) -> int:
@@ -215,6 +240,6 @@ def _check_same_division(partial: Path) -> None:
             begun.setdefault(other[2] or "1", []).append(str(path))
     for number, paths in begun.items():
         raise UserError(
-            f"{', '.join(paths)}: written by a command of {number} processes, this is one of {count or 1}. Start as many, or "
-            "remove that to start again."
+            f"{', '.join(paths)}: written by a command of {number} processes, this is one of"
+            f" {count or 1}. Start as many, or remove that to start again."
         )

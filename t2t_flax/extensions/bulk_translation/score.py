@@ -22,21 +22,29 @@ def run(argv: list[str]) -> int:
     """
     parser = arguments.parser(
         "score",
-        "Scores pairs with a trained run: log-probability of the target given the source (nats, EOS included),\n"
-        "number of target tokens, and their mean. One line for each pair, TAB between the three. A pair that\n"
-        "cannot be scored (an empty side, too many tokens) has the line `nan 0 nan`, and is named at the end.",
-        epilog="Examples:\n"
-        "  python -m t2t_flax score --workdir=runs/toy --source=test.en --target=test.de\n"
-        "  ... --tokens                       adds each target piece with its log-probability\n"
-        "  ... --output=scores.tsv --resume   goes on where the same command stopped",
+        "Scores pairs with a trained run: log-probability of the target given the source (nats, EOS"
+        " included),\nnumber of target tokens, and their mean. One line for each pair, TAB between"
+        " the three. A pair that\ncannot be scored (an empty side, too many tokens) has the line"
+        " `nan 0 nan`, and is named at the end.",
+        epilog=(
+            "Examples:\n"
+            "  python -m t2t_flax score --workdir=runs/toy --source=test.en --target=test.de\n"
+            "  ... --tokens                       adds each target piece with its log-probability\n"
+            "  ... --output=scores.tsv --resume   goes on where the same command stopped"
+        ),
     )
     arguments.add_workdir(parser, several=True)
     arguments.add_checkpoint(parser)
     arguments.add_flags(parser, LINES)
     parser.add_argument(
-        "--source", required=True, metavar="FILE", help="source lines, a file or a pipe; - = standard input"
+        "--source",
+        required=True,
+        metavar="FILE",
+        help="source lines, a file or a pipe; - = standard input",
     )
-    parser.add_argument("--target", required=True, metavar="FILE", help="their translations, line by line")
+    parser.add_argument(
+        "--target", required=True, metavar="FILE", help="their translations, line by line"
+    )
     parser.add_argument(
         "--output",
         default="-",
@@ -44,11 +52,15 @@ def run(argv: list[str]) -> int:
         help="written as FILE.partial, renamed at the end; default: standard output",
     )
     add_resume(parser)
-    parser.add_argument("--tokens", action="store_true", help="also print the log-probability of each target token")
+    parser.add_argument(
+        "--tokens", action="store_true", help="also print the log-probability of each target token"
+    )
     args, overrides = arguments.parse(parser, argv)
     lines.check_read_once(args.source, args.target)
     check_resumable_output(args)
-    sources, targets = (lines.iterate_lines(name, checked=False) for name in (args.source, args.target))
+    sources, targets = (
+        lines.iterate_lines(name, checked=False) for name in (args.source, args.target)
+    )
     expected = "line i of one must be the translation of line i of the other"
     pairs = paired(sources, targets, (args.source, args.target), expected)
 
@@ -58,7 +70,9 @@ def run(argv: list[str]) -> int:
         answer = scoring(loaded, tokens=args.tokens, flags=flags)
         return loaded, answer, output_settings(loaded, {"--tokens": args.tokens, **flags})
 
-    return run_lines("score", "scored", pairs, start, source=args.source, output=args.output, resume=args.resume)
+    return run_lines(
+        "score", "scored", pairs, start, source=args.source, output=args.output, resume=args.resume
+    )
 
 
 def scoring(loaded: "TrainedModel", *, tokens: bool, flags: dict[str, str]) -> Answer:
@@ -73,7 +87,9 @@ def scoring(loaded: "TrainedModel", *, tokens: bool, flags: dict[str, str]) -> A
     source = arguments.Changes(loaded, flags).source
 
     def answer(window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
-        results = score_each(loaded, [(source(line.text), line.beside or "") for line in window], progress)
+        results = score_each(
+            loaded, [(source(line.text), line.beside or "") for line in window], progress
+        )
         notes = [
             Note("not scored, their score is nan", line.number, str(result).rstrip("."))
             for line, result in zip(window, results, strict=True)
@@ -85,7 +101,9 @@ def scoring(loaded: "TrainedModel", *, tokens: bool, flags: dict[str, str]) -> A
 
 
 def score_each(
-    run: "TrainedModel", pairs: Sequence[tuple[str, str]], progress: Callable[[int, int], None] | None = None
+    run: "TrainedModel",
+    pairs: Sequence[tuple[str, str]],
+    progress: Callable[[int, int], None] | None = None,
 ) -> "list[PairScore | UserError]":
     """Score like `TrainedModel.score`, with errors in place of some scores.
 
@@ -105,7 +123,9 @@ def score_each(
             encoded.append(encode_pair(run, source, target))
         except UserError as error:
             encoded.append(error)
-    scores = iter(score_pairs(run, [ids for ids in encoded if not isinstance(ids, UserError)], progress))
+    scores = iter(
+        score_pairs(run, [ids for ids in encoded if not isinstance(ids, UserError)], progress)
+    )
     return [ids if isinstance(ids, UserError) else next(scores) for ids in encoded]
 
 

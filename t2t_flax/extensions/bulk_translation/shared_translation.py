@@ -60,11 +60,18 @@ def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     from t2t_flax.decoding.translator import check_decoder
     from t2t_flax.evaluation.restore import stored_config
 
-    for flag, name in (("--input", args.input), ("--output", args.output), ("--prefix", args.prefix)):
-        if name is not None and (name == "-" or is_remote(name) or is_stream(name) or arrives_slowly(name)):
+    for flag, name in (
+        ("--input", args.input),
+        ("--output", args.output),
+        ("--prefix", args.prefix),
+    ):
+        if name is not None and (
+            name == "-" or is_remote(name) or is_stream(name) or arrives_slowly(name)
+        ):
             raise UserError(
-                f"{flag}={name} cannot be shared by several processes: translate on several hosts needs --input=FILE and "
-                "--output=FILE in folders that all of them see. For anything else, run it on one host."
+                f"{flag}={name} cannot be shared by several processes: translate on several hosts"
+                " needs --input=FILE and --output=FILE in folders that all of them see. For"
+                " anything else, run it on one host."
             )
     config = stored_config(args.workdir, overrides)
     check_decoder(config)
@@ -85,15 +92,26 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
     lines = read_input(args, overrides)
     advice = f"the same command with --resume goes on with {args.output}.partial-*"
     with supervisor.exit_on_signal("translating", advice=f"Then {advice}."):
-        loaded = load(args.workdir, **arguments.checkpoint(args), overrides=overrides, group=group, local=True)
+        loaded = load(
+            args.workdir, **arguments.checkpoint(args), overrides=overrides, group=group, local=True
+        )
         share, counter = Share(group.index, group.count), _Counter()
         flags = arguments.given_flags(args)
         answer = translating(loaded, scores=args.scores, flags=flags, say=supervisor.say)
         # Compare the content that was read instead of a file written there: a workdir may be
         # read-only.
-        settings = output_settings(loaded, {"--scores": args.scores, "lines of a turn": share.turn, **flags})
-        _check_same(group, settings, "{} = {}", f"--workdir={args.workdir} and the settings must be the same for all")
-        output = ResumableOutput(args.output, settings, resume=args.resume, part=f"{share.index}-of-{share.count}")
+        settings = output_settings(
+            loaded, {"--scores": args.scores, "lines of a turn": share.turn, **flags}
+        )
+        _check_same(
+            group,
+            settings,
+            "{} = {}",
+            f"--workdir={args.workdir} and the settings must be the same for all",
+        )
+        output = ResumableOutput(
+            args.output, settings, resume=args.resume, part=f"{share.index}-of-{share.count}"
+        )
         with output:
             try:
                 own = share.of(counter.count(lines))
@@ -151,8 +169,8 @@ def _check_same(group: ProcessGroup, values: dict[str, Any], form: str, expected
             here, there = texts.get(name, "nothing"), others.get(name, "nothing")
             if here != there:
                 raise UserError(
-                    f"{form.format(name, here)} on {group.name_of(group.index)} and {there} on {group.name_of(index)}: "
-                    f"{expected}."
+                    f"{form.format(name, here)} on {group.name_of(group.index)} and {there} on"
+                    f" {group.name_of(index)}: {expected}."
                 )
 
 

@@ -23,14 +23,22 @@ def run(argv: list[str]) -> int:
     """
     parser = arguments.parser(
         "translate_file",
-        "Translates a file line by line with a trained run, as `translate`. What is translated is kept in\n"
-        "FILE.partial, from which --resume goes on after a stop. Several processes share the lines.",
-        epilog="Examples:\n"
-        "  python -m t2t_flax translate_file --workdir=runs/toy --input=big.en --output=big.de --resume\n"
-        "  launch/local_pod.sh 2 -- python -m t2t_flax translate_file ...   two processes share the lines",
+        "Translates a file line by line with a trained run, as `translate`. What is translated is"
+        " kept in\nFILE.partial, from which --resume goes on after a stop. Several processes share"
+        " the lines.",
+        epilog=(
+            "Examples:\n  python -m t2t_flax translate_file --workdir=runs/toy --input=big.en"
+            " --output=big.de --resume\n  launch/local_pod.sh 2 -- python -m t2t_flax"
+            " translate_file ...   two processes share the lines"
+        ),
     )
     parser.add_argument("--input", required=True, metavar="FILE", help="lines to translate")
-    parser.add_argument("--output", required=True, metavar="FILE", help="written as FILE.partial, renamed at the end")
+    parser.add_argument(
+        "--output",
+        required=True,
+        metavar="FILE",
+        help="written as FILE.partial, renamed at the end",
+    )
     add_resume(parser)
     add_translation_options(parser)
     args, overrides = arguments.parse(parser, argv)

@@ -22,19 +22,22 @@ def _key(default, doc: str, **more):
 class Constraints:
     lines: str = _key(
         "",
-        'what source lines hold beside their text: tabs = phrases of the translation after tabs, json = {"text": ..., '
-        '"constraints": [...], "avoid": [...]}, where a list of phrases stands for any of them, or text; empty = nothing',
+        "what source lines hold beside their text: tabs = phrases of the translation after tabs,"
+        ' json = {"text": ..., "constraints": [...], "avoid": [...]}, where a list of phrases'
+        " stands for any of them, or text; empty = nothing",
         kind=TEXT,
     )
     glossary: str = _key(
         "",
-        "file of terms, one a line: a source phrase, a tab, its translation, further ones after tabs. A translation contains "
-        "one of them where the source contains the phrase, in any case",
+        "file of terms, one a line: a source phrase, a tab, its translation, further ones after"
+        " tabs. A translation contains one of them where the source contains the phrase, in any"
+        " case",
         kind=READ,
     )
     counted_terms: str = key(
         "",
-        "file of terms, as constraints.glossary, of which evaluations count those that translations use; empty = the glossary",
+        "file of terms, as constraints.glossary, of which evaluations count those that translations"
+        " use; empty = the glossary",
         mutable=True,
         changes=SCORES,
         kind=READ,
@@ -45,14 +48,19 @@ class Constraints:
         "whether the phrases of a line occur in its order, without overlap",
         when=one_of("decode.strategy", CONSTRAINED),
     )
-    suppress: str = _key("", "tokens that are never written, separated by spaces, such as <unk>", kind=TEXT)
+    suppress: str = _key(
+        "", "tokens that are never written, separated by spaces, such as <unk>", kind=TEXT
+    )
     no_repeat_ngram: int = _key(
-        0, "length of the n-grams of tokens that are written once only; 0 = any number of times", low=0
+        0,
+        "length of the n-grams of tokens that are written once only; 0 = any number of times",
+        low=0,
     )
     min_length: int = _key(0, "fewest tokens of a translation, EOS not included", low=0)
     repetition_penalty: float = _key(
         0.0,
-        "divides positive logits of tokens that a hypothesis has, and multiplies negative ones (Keskar et al. 2019); 0 = none",
+        "divides positive logits of tokens that a hypothesis has, and multiplies negative ones"
+        " (Keskar et al. 2019); 0 = none",
         low=0.0,
         high=100.0,
     )
@@ -60,12 +68,15 @@ class Constraints:
     def check(self, config: Config) -> None:
         """Raise UserError for keys that need each other."""
         if self.lines not in ("", TABS, JSON):
-            raise UserError(f"config.constraints.lines = {self.lines!r}: expected tabs, json or nothing.")
+            raise UserError(
+                f"config.constraints.lines = {self.lines!r}: expected tabs, json or nothing."
+            )
         contain = "glossary" if self.glossary else "lines" if self.lines == TABS else ""
         if contain and config.decode.strategy != CONSTRAINED:
             raise UserError(
-                f"config.constraints.{contain} = {getattr(self, contain)!r} says what translations contain, which needs "
-                f"config.decode.strategy = {CONSTRAINED}, not {config.decode.strategy}."
+                f"config.constraints.{contain} = {getattr(self, contain)!r} says what translations"
+                f" contain, which needs config.decode.strategy = {CONSTRAINED}, not"
+                f" {config.decode.strategy}."
             )
         if config.decode.strategy == CONSTRAINED and not (self.lines or self.glossary):
             raise UserError(
@@ -78,7 +89,18 @@ GROUPS.add("constraints", Constraints)
 SEARCHES.add(CONSTRAINED, "t2t_flax.extensions.constraints.constrained:constrained_beam")
 METRICS.add(
     "term_use",
-    MetricRow("t2t_flax.extensions.constraints.term_use:METRIC", ("constraints.counted_terms", "constraints.glossary")),
+    MetricRow(
+        "t2t_flax.extensions.constraints.term_use:METRIC",
+        ("constraints.counted_terms", "constraints.glossary"),
+    ),
 )
-_RULES = ("lines", "glossary", "avoid", "suppress", "no_repeat_ngram", "min_length", "repetition_penalty")
+_RULES = (
+    "lines",
+    "glossary",
+    "avoid",
+    "suppress",
+    "no_repeat_ngram",
+    "min_length",
+    "repetition_penalty",
+)
 STEPS.add("t2t_flax.extensions.constraints.rule", *(f"constraints.{name}" for name in _RULES))

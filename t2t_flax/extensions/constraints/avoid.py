@@ -48,7 +48,11 @@ def edges(tokenizer: Tokenizer, phrases: Sequence[str]) -> list[Edge]:
         own, states = _edges(tokenizer, phrase)
         shift = free - FIRST
         found += [
-            (begin + shift if begin >= FIRST else begin, end + shift if end >= FIRST else end, token)
+            (
+                begin + shift if begin >= FIRST else begin,
+                end + shift if end >= FIRST else end,
+                token,
+            )
             for begin, end, token in own
         ]
         free += states
@@ -77,14 +81,21 @@ def start(edges_BxEx3: jax.Array, width: int) -> jax.Array:
     return jnp.broadcast_to(jnp.arange(E + FIRST) < FIRST, (B, width, E + FIRST))
 
 
-def advance(edges_BxEx3: jax.Array, states_BxKxS: jax.Array, tokens_BxK: jax.Array, ends_V: jax.Array) -> jax.Array:
+def advance(
+    edges_BxEx3: jax.Array, states_BxKxS: jax.Array, tokens_BxK: jax.Array, ends_V: jax.Array
+) -> jax.Array:
     """Return the states after one more token.
 
     Args:
         ends_V: whether a word may begin after each token.
     """
-    taken_BxKxE = _leaving(edges_BxEx3, states_BxKxS) & (tokens_BxK[..., None] == edges_BxEx3[:, None, :, 2])
-    rows, beams = jnp.arange(len(states_BxKxS))[:, None, None], jnp.arange(states_BxKxS.shape[1])[:, None]
+    taken_BxKxE = _leaving(edges_BxEx3, states_BxKxS) & (
+        tokens_BxK[..., None] == edges_BxEx3[:, None, :, 2]
+    )
+    rows, beams = (
+        jnp.arange(len(states_BxKxS))[:, None, None],
+        jnp.arange(states_BxKxS.shape[1])[:, None],
+    )
     new = jnp.zeros_like(states_BxKxS).at[rows, beams, edges_BxEx3[:, None, :, 1]].max(taken_BxKxE)
     return new.at[..., BOUNDARY].set(ends_V[tokens_BxK]).at[..., ANYWHERE].set(True)
 
@@ -109,7 +120,8 @@ def ends_word(tokenizer: Tokenizer) -> bytes:
     if not marks_spaces(tokenizer):
         return bytes([1]) * tokenizer.vocab_size
     known = [
-        i <= UNK or _BYTE.fullmatch(piece) or not _is_word(piece[-1:]) for i, piece in enumerate(pieces(tokenizer))
+        i <= UNK or _BYTE.fullmatch(piece) or not _is_word(piece[-1:])
+        for i, piece in enumerate(pieces(tokenizer))
     ]
     return np.array([bool(end) for end in known], np.uint8).tobytes()
 
@@ -156,10 +168,16 @@ def _parts(tokenizer: Tokenizer) -> dict[bytes, list[tuple[int, bool, bool]]]:
             found.setdefault(_text_of(piece), []).append((token, True, True))
             continue
         text = piece.replace(SPACE, " ")
-        starts = [a for a in range(len(text)) if a == 0 or not (_is_word(text[a - 1]) and continues_word(text[a]))]
-        stops = [b for b in range(1, len(text)) if not (continues_word(text[b - 1]) and _is_word(text[b]))] + [
-            len(text)
+        starts = [
+            a
+            for a in range(len(text))
+            if a == 0 or not (_is_word(text[a - 1]) and continues_word(text[a]))
         ]
+        stops = [
+            b
+            for b in range(1, len(text))
+            if not (continues_word(text[b - 1]) and _is_word(text[b]))
+        ] + [len(text)]
         for a, b in itertools.product(starts, stops):
             if a < b:
                 found.setdefault(text[a:b].encode(), []).append((token, a == 0, b == len(text)))

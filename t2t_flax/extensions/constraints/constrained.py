@@ -16,7 +16,14 @@ from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.beam_search import BeamSearch, BeamState, beam, continuations
-from t2t_flax.decoding.search_loop import IMPOSSIBLE, SearchResult, Sentences, forced_tokens, log_sum_exp, take
+from t2t_flax.decoding.search_loop import (
+    IMPOSSIBLE,
+    SearchResult,
+    Sentences,
+    forced_tokens,
+    log_sum_exp,
+    take,
+)
 from t2t_flax.extensions.constraints.segmentation import begins_word
 
 NO, LATEST, YES = 0, 1, 2
@@ -70,7 +77,9 @@ class ConstrainedBeam:
         state = self.beam.start(sentences, length)
         must_BxCxSxL = sentences.more["must"]
         none_BxC = jnp.all(must_BxCxSxL == PAD, axis=(2, 3))
-        contains_BxKxC = jnp.repeat(jnp.where(none_BxC, YES, NO).astype(jnp.int8)[:, None], self.width, 1)
+        contains_BxKxC = jnp.repeat(
+            jnp.where(none_BxC, YES, NO).astype(jnp.int8)[:, None], self.width, 1
+        )
         shape = (*contains_BxKxC.shape, *must_BxCxSxL.shape[2:])
         progress = {"state": {"matched": jnp.zeros(shape, bool), "contains": contains_BxKxC}}
         return _State(state.done_B, state.last_BxK, state, progress)
@@ -95,19 +104,27 @@ class ConstrainedBeam:
             for x in (jnp.where(allowed_BxKxM, totals_BxKxM, -jnp.inf), tokens_BxKxM, needed_BxKxM)
         )
         possible_BxN = totals_BxN > -jnp.inf
-        index_BxN = jnp.broadcast_to(jnp.arange(totals_BxN.shape[1], dtype=jnp.int32), totals_BxN.shape)
+        index_BxN = jnp.broadcast_to(
+            jnp.arange(totals_BxN.shape[1], dtype=jnp.int32), totals_BxN.shape
+        )
         # Banks with the fewest needed tokens first; within a bank, best first.
         bank_BxN, order_BxN, index_BxN = jax.lax.sort(
-            (jnp.where(possible_BxN, needed_BxN, _LAST), -totals_BxN, index_BxN), num_keys=2, is_stable=True
+            (jnp.where(possible_BxN, needed_BxN, _LAST), -totals_BxN, index_BxN),
+            num_keys=2,
+            is_stable=True,
         )
         totals_BxN, tokens_BxN = -order_BxN, take(tokens_BxN, index_BxN)
         rank_BxN = _rank(bank_BxN)
         ends_BxN = (tokens_BxN == EOS) & (totals_BxN > -jnp.inf)
         bound = 2 * K if self.beam.early_stopping == "exact" else K
-        ended_BxK, ended_index_BxK = jax.lax.top_k(jnp.where(ends_BxN & (rank_BxN < bound), totals_BxN, -jnp.inf), K)
+        ended_BxK, ended_index_BxK = jax.lax.top_k(
+            jnp.where(ends_BxN & (rank_BxN < bound), totals_BxN, -jnp.inf), K
+        )
         # Take the best of each bank, then the second best, ...
         turn_BxN = jnp.where(
-            (tokens_BxN == EOS) | (bank_BxN == _LAST), _LAST, rank_BxN * _banks(must_BxCxSxL) + bank_BxN
+            (tokens_BxN == EOS) | (bank_BxN == _LAST),
+            _LAST,
+            rank_BxN * _banks(must_BxCxSxL) + bank_BxN,
         )
         turn_BxK, alive_index_BxK = jax.lax.top_k(-turn_BxN, K)
         order_BxK = jnp.argsort(jnp.where(turn_BxK == -_LAST, _LAST, alive_index_BxK), axis=1)
@@ -146,8 +163,12 @@ class ConstrainedBeam:
         impossible_BxKxA = known_BxKxA | (next_BxKxA == PAD) | (logits_BxKxA <= IMPOSSIBLE)
         if forced_B is not None:
             impossible_BxKxA |= (forced_B != PAD)[:, None, None]
-        added_BxKxA = jnp.where(impossible_BxKxA, -jnp.inf, logits_BxKxA - log_sum_exp(logits_BxKxV))
-        return jnp.concatenate([log_probs_BxKxC, added_BxKxA], 2), jnp.concatenate([ids_BxKxC, next_BxKxA], 2)
+        added_BxKxA = jnp.where(
+            impossible_BxKxA, -jnp.inf, logits_BxKxA - log_sum_exp(logits_BxKxV)
+        )
+        return jnp.concatenate([log_probs_BxKxC, added_BxKxA], 2), jnp.concatenate(
+            [ids_BxKxC, next_BxKxA], 2
+        )
 
     def _next_of_forms(self, must_BxCxSxL, progress):
         """Return the next token of each form of a missing phrase, int32 [B, K, C * S].
@@ -157,12 +178,16 @@ class ConstrainedBeam:
         length_BxKxCxS = longest(progress["matched"])
         L = must_BxCxSxL.shape[3]
         forms_BxKxCxSxL = jnp.broadcast_to(must_BxCxSxL[:, None], (*length_BxKxCxS.shape, L))
-        next_BxKxCxS = jnp.take_along_axis(forms_BxKxCxSxL, jnp.minimum(length_BxKxCxS, L - 1)[..., None], -1)[..., 0]
+        next_BxKxCxS = jnp.take_along_axis(
+            forms_BxKxCxSxL, jnp.minimum(length_BxKxCxS, L - 1)[..., None], -1
+        )[..., 0]
         contains_BxKxC = progress["contains"]
         wanted_BxKxC = contains_BxKxC == NO
         if self.ordered:
             wanted_BxKxC &= _before(contains_BxKxC != NO)
-        return jnp.where(wanted_BxKxC[..., None], next_BxKxCxS, PAD).reshape(*contains_BxKxC.shape[:2], -1)
+        return jnp.where(wanted_BxKxC[..., None], next_BxKxCxS, PAD).reshape(
+            *contains_BxKxC.shape[:2], -1
+        )
 
     def _after(self, must_BxCxSxL, progress, tokens_BxKxM):
         """Return `matched` and `contains` after one more token.
@@ -171,10 +196,16 @@ class ConstrainedBeam:
         """
         contains_BxKx1xC = progress["contains"][:, :, None]
         begins = np.frombuffer(self.begins, np.uint8) > 0 if self.begins else np.ones(1, bool)
-        begins_BxKxM = jnp.asarray(begins)[jnp.minimum(tokens_BxKxM, len(begins) - 1)] | (tokens_BxKxM == EOS)
-        sure_BxKxMxC = (contains_BxKx1xC == YES) | (contains_BxKx1xC == LATEST) & begins_BxKxM[..., None]
+        begins_BxKxM = jnp.asarray(begins)[jnp.minimum(tokens_BxKxM, len(begins) - 1)] | (
+            tokens_BxKxM == EOS
+        )
+        sure_BxKxMxC = (contains_BxKx1xC == YES) | (contains_BxKx1xC == LATEST) & begins_BxKxM[
+            ..., None
+        ]
         forms_Bx1x1xCxSxL = must_BxCxSxL[:, None, None]
-        equal = (tokens_BxKxM[..., None, None, None] == forms_Bx1x1xCxSxL) & (forms_Bx1x1xCxSxL != PAD)
+        equal = (tokens_BxKxM[..., None, None, None] == forms_Bx1x1xCxSxL) & (
+            forms_Bx1x1xCxSxL != PAD
+        )
         shorter = progress["matched"][:, :, None, :, :, :-1]
         shorter = jnp.broadcast_to(shorter, (*equal.shape[:-1], shorter.shape[-1]))
         first = jnp.ones((*equal.shape[:-1], 1), bool)
@@ -183,13 +214,17 @@ class ConstrainedBeam:
         matched = equal & jnp.concatenate([first, shorter], -1)
         complete = jnp.pad(forms_Bx1x1xCxSxL, [(0, 0)] * 5 + [(0, 1)])[..., 1:] == PAD
         ends_BxKxMxC = jnp.any(matched & complete, axis=(-1, -2))
-        return matched, jnp.where(sure_BxKxMxC, YES, jnp.where(ends_BxKxMxC, LATEST, NO)).astype(jnp.int8)
+        return matched, jnp.where(sure_BxKxMxC, YES, jnp.where(ends_BxKxMxC, LATEST, NO)).astype(
+            jnp.int8
+        )
 
 
 def constrained_beam(config: Config, tokenizers: TokenizerPair) -> ConstrainedBeam:
     """Build the search of decode.strategy = constrained_beam."""
     return ConstrainedBeam(
-        beam(config, tokenizers), config.group("constraints").ordered, begins_word(tokenizers.target)
+        beam(config, tokenizers),
+        config.group("constraints").ordered,
+        begins_word(tokenizers.target),
     )
 
 
@@ -209,7 +244,9 @@ def tokens_needed(must_BxCxSxL, matched, contains) -> jax.Array:
     rest = jnp.where(lengths_BxCxS > 0, lengths_BxCxS, _LAST)[axes] - longest(matched)
     saved = jnp.maximum(shortest_BxC[axes] - jnp.min(rest, axis=-1), 0)
     missing = contains == NO
-    return jnp.sum(jnp.where(missing, shortest_BxC[axes], 0), -1) - jnp.max(jnp.where(missing, saved, 0), -1)
+    return jnp.sum(jnp.where(missing, shortest_BxC[axes], 0), -1) - jnp.max(
+        jnp.where(missing, saved, 0), -1
+    )
 
 
 def longest(matched) -> jax.Array:

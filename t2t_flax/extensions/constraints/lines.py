@@ -61,7 +61,9 @@ def read_line(line: str, form: str, where: str) -> Wanted:
 
 
 _KEYS = {"text", "constraints", "avoid"}
-_EXPECTED = '{"text": "...", "constraints": ["phrase", ["one form", "or another"]], "avoid": ["phrase"]}'
+_EXPECTED = (
+    '{"text": "...", "constraints": ["phrase", ["one form", "or another"]], "avoid": ["phrase"]}'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +77,10 @@ class Glossary:
         """
         if not self.terms:
             return []
-        return [self.terms[self._longest_first[(match.lastindex or 1) - 1]] for match in self._pattern.finditer(source)]
+        return [
+            self.terms[self._longest_first[(match.lastindex or 1) - 1]]
+            for match in self._pattern.finditer(source)
+        ]
 
     @functools.cached_property
     def _longest_first(self) -> list[str]:
@@ -84,7 +89,9 @@ class Glossary:
     @functools.cached_property
     def _pattern(self) -> re.Pattern:
         # One group per term: a match in any case need not be the phrase in lower case.
-        return re.compile("|".join(f"({_whole(term)})" for term in self._longest_first), re.IGNORECASE)
+        return re.compile(
+            "|".join(f"({_whole(term)})" for term in self._longest_first), re.IGNORECASE
+        )
 
 
 def contains(text: str, phrase: str) -> bool:
@@ -110,11 +117,13 @@ def read_glossary(path: str) -> Glossary:
     for number, line in _lines(path, "glossary"):
         source, *targets = (part.strip() for part in line.split("\t"))
         if not source or not targets or not all(targets):
-            raise UserError(f"{path} line {number}: expected a source phrase, a tab and its translation.")
+            raise UserError(
+                f"{path} line {number}: expected a source phrase, a tab and its translation."
+            )
         if known.setdefault(source.lower(), tuple(targets)) != tuple(targets):
             raise UserError(
-                f"{path} line {number}: {source!r} is there a second time with another translation. Write all of them in one "
-                "line, with tabs between."
+                f"{path} line {number}: {source!r} is there a second time with another translation."
+                " Write all of them in one line, with tabs between."
             )
         terms[source] = tuple(targets)
     return Glossary(terms)
@@ -128,7 +137,9 @@ def read_phrases(path: str) -> tuple[str, ...]:
 
 def _lines(path: str, key: str) -> Iterator[tuple[int, str]]:
     try:
-        yield from ((number, line) for number, line in enumerate(lines(epath.Path(path)), 1) if line.strip())
+        yield from (
+            (number, line) for number, line in enumerate(lines(epath.Path(path)), 1) if line.strip()
+        )
     except (OSError, UserError) as error:
         raise UserError(f"config.constraints.{key} = {path!r} cannot be read: {error}.") from None
 
@@ -145,4 +156,6 @@ def read_files(group: Constraints) -> tuple[Glossary, tuple[str, ...]]:
 def wanted(group: Constraints, line: str, where: str) -> Wanted:
     """Return all constraints on the translation of a line."""
     found, (glossary, phrases) = read_line(line, group.lines, where), read_files(group)
-    return Wanted(found.text, (*found.contain, *glossary.find(found.text)), (*found.avoid, *phrases))
+    return Wanted(
+        found.text, (*found.contain, *glossary.find(found.text)), (*found.avoid, *phrases)
+    )

@@ -55,16 +55,27 @@ class Rule:
             # Time t holds the token at position t - 1.
             new["tokens"] = history_BxKxT = state["tokens"].at[:, :, position].set(tokens_BxK)
         if self.repetition_penalty:
-            had_BxKxV = jnp.zeros((B, K, V), bool).at[rows, beams, history_BxKxT].set(True).at[..., PAD].set(False)
+            had_BxKxV = (
+                jnp.zeros((B, K, V), bool)
+                .at[rows, beams, history_BxKxT]
+                .set(True)
+                .at[..., PAD]
+                .set(False)
+            )
             had_BxKxV &= logits_BxKxV > IMPOSSIBLE  # no factor makes these possible
-            factor_BxKxV = jnp.where(logits_BxKxV > 0, 1 / self.repetition_penalty, self.repetition_penalty)
+            factor_BxKxV = jnp.where(
+                logits_BxKxV > 0, 1 / self.repetition_penalty, self.repetition_penalty
+            )
             logits_BxKxV = jnp.where(had_BxKxV, logits_BxKxV * factor_BxKxV, logits_BxKxV)
         forbidden_BxKxV = jnp.zeros((B, K, V), bool)
         if self.no_repeat_ngram:
             again_BxKxT = _repeats(history_BxKxT, position, self.no_repeat_ngram)
             forbidden_BxKxV = forbidden_BxKxV.at[rows, beams, again_BxKxT].set(True)
         if self.ends_word:
-            edges_BxEx3, ends_V = sentences.more["avoid"], jnp.asarray(np.frombuffer(self.ends_word, bool))
+            edges_BxEx3, ends_V = (
+                sentences.more["avoid"],
+                jnp.asarray(np.frombuffer(self.ends_word, bool)),
+            )
             after_BxKxS = avoid.advance(edges_BxEx3, state["state"], tokens_BxK, ends_V)
             new["state"] = states_BxKxS = jnp.where(position == 0, state["state"], after_BxKxS)
             ends_BxKxE = avoid.completing(edges_BxEx3, states_BxKxS)
@@ -111,8 +122,12 @@ class PenalizedStep(RuledStep):
         forced = Sentences(jnp.maximum(result.lengths, 1).reshape(B * N), more=more)
         search = Sampling(temperature=0.0)
         cache = self.step.start(params, each(source_BxS), forced, search.width, T)
-        log_probs = run_search(self.step, params, cache, search, forced, lengths=(T,)).log_probs.reshape(B, N)
-        return dataclasses.replace(result, log_probs=jnp.where(result.lengths > 0, log_probs, -jnp.inf))
+        log_probs = run_search(
+            self.step, params, cache, search, forced, lengths=(T,)
+        ).log_probs.reshape(B, N)
+        return dataclasses.replace(
+            result, log_probs=jnp.where(result.lengths > 0, log_probs, -jnp.inf)
+        )
 
 
 def step(inner: Any, config: Config, tokenizers: TokenizerPair) -> RuledStep:
@@ -131,12 +146,19 @@ def token_rule(config: Config, tokenizers: TokenizerPair) -> Rule:
     Raises UserError for a suppressed token that the vocabulary lacks.
     """
     group: Constraints = config.group("constraints")
-    vocabulary = {piece: i for i, piece in enumerate(tokenizers.target.pieces(range(tokenizers.target.vocab_size)))}
+    vocabulary = {
+        piece: i
+        for i, piece in enumerate(tokenizers.target.pieces(range(tokenizers.target.vocab_size)))
+    }
     if unknown := [piece for piece in group.suppress.split() if piece not in vocabulary]:
-        raise UserError(f"config.constraints.suppress: {unknown[0]!r} is no token of the target vocabulary.")
+        raise UserError(
+            f"config.constraints.suppress: {unknown[0]!r} is no token of the target vocabulary."
+        )
     suppress = tuple(vocabulary[piece] for piece in group.suppress.split())
     ends_word = avoid.ends_word(tokenizers.target) if _avoids(group) else b""
-    return Rule(ends_word, group.no_repeat_ngram, group.min_length, group.repetition_penalty, suppress)
+    return Rule(
+        ends_word, group.no_repeat_ngram, group.min_length, group.repetition_penalty, suppress
+    )
 
 
 def _avoids(group: Constraints) -> bool:
@@ -159,13 +181,15 @@ def prepare(
         asked = wanted(group, text, f"line {number}")
         if asked.contain and not looks:
             raise UserError(
-                f"line {number} has phrases that its translation contains, which needs config.decode.strategy = {CONSTRAINED}."
+                f"line {number} has phrases that its translation contains, which needs"
+                f" config.decode.strategy = {CONSTRAINED}."
             )
         for phrases in asked.contain:
             if not any(forms(target, phrase) for phrase in phrases):
                 raise UserError(
-                    f"line {number}: its translation is to contain {' or '.join(map(repr, phrases))}, which has characters that "
-                    "the target vocabulary lacks."
+                    f"line {number}: its translation is to contain"
+                    f" {' or '.join(map(repr, phrases))}, which has characters that the target"
+                    " vocabulary lacks."
                 )
         found.append(dataclasses.replace(asked, text=symbols + asked.text))
     more = {}
@@ -173,7 +197,10 @@ def prepare(
         more["must"] = _must(target, found)
     if _avoids(group):
         # Lines that avoid the same phrases, such as the phrases of a file, share one row in memory.
-        each = [asked.avoid for asked in (found[:1] if len({asked.avoid for asked in found}) == 1 else found)]
+        each = [
+            asked.avoid
+            for asked in (found[:1] if len({asked.avoid for asked in found}) == 1 else found)
+        ]
         rows = avoid.array([avoid.edges(target, phrases) for phrases in each])
         more["avoid"] = np.broadcast_to(rows, (len(found), *rows.shape[1:]))
     return [asked.text for asked in found], more
@@ -182,7 +209,10 @@ def prepare(
 def _must(tokenizer: Tokenizer, found: Sequence[Wanted]) -> np.ndarray:
     """Return int32 [lines, C, S, L] for `ConstrainedBeam`."""
     rows = [
-        [[ids for phrase in phrases for ids in forms(tokenizer, phrase)] for phrases in asked.contain]
+        [
+            [ids for phrase in phrases for ids in forms(tokenizer, phrase)]
+            for phrases in asked.contain
+        ]
         for asked in found
     ]
     most = max((len(row) for row in rows), default=0)

@@ -71,7 +71,10 @@ def arrays(rows: Sequence[Sequence[Sequence[int]]], least: tuple[int, int]) -> n
 
     N and L are at least `least`, and otherwise powers of two, so that few programs are compiled.
     """
-    most = max((len(row) for row in rows), default=0), max((len(ids) for row in rows for ids in row), default=0)
+    most = (
+        max((len(row) for row in rows), default=0),
+        max((len(ids) for row in rows for ids in row), default=0),
+    )
     shape = [max(low, power_of_two(n)) for low, n in zip(least, most, strict=True)]
     out = np.full((len(rows), *shape), PAD, np.int32)
     for i, row in enumerate(rows):

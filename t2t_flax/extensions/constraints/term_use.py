@@ -26,9 +26,14 @@ def _statistics(predictions: Predictions, config: Config) -> SentenceStatistics:
 
     values = np.array([used(predictions.hypotheses), list(map(len, terms))], np.int64).T
     of_references = [sum(used(reference)) for reference in predictions.references]
-    details = {"used": int(values[:, 0].sum()), "terms": int(values[:, 1].sum()), "used_by_references": of_references}
+    details = {
+        "used": int(values[:, 0].sum()),
+        "terms": int(values[:, 1].sum()),
+        "used_by_references": of_references,
+    }
     how = (
-        "terms of the glossary in the sources, of which the translation contains one of the translations as whole words"
+        "terms of the glossary in the sources, of which the translation contains one of the"
+        " translations as whole words"
     )
     return SentenceStatistics(values, _rate, how, details=details)
 

@@ -23,7 +23,8 @@ class Filters:
     duplicates: bool = key(False, "drop training pairs that occurred before, in any source")
     length_ratio: float = key(
         0.0,
-        "drop training pairs of which one side has more than this many times the tokens of the other; 0 = none",
+        "drop training pairs of which one side has more than this many times the tokens of the"
+        " other; 0 = none",
         low=0.0,
     )
     copies: bool = key(False, "drop training pairs whose sides are equal")
@@ -41,7 +42,9 @@ class Filters:
         kind=CODE,
     )  # fmt: skip
     score: float = key(
-        0.0, "the least score that filters.scorer must give a training pair", when=is_set("filters.scorer")
+        0.0,
+        "the least score that filters.scorer must give a training pair",
+        when=is_set("filters.scorer"),
     )
 
     def check(self, config: Config) -> None:
@@ -51,32 +54,40 @@ class Filters:
         """
         if self.held_out not in ("", *SIDES):
             raise UserError(
-                f"config.filters.held_out = {self.held_out!r}: expected one of {', '.join(SIDES)}, or nothing."
+                f"config.filters.held_out = {self.held_out!r}: expected one of {', '.join(SIDES)},"
+                " or nothing."
             )
         if self.held_out and not (config.data.valid_sets or config.data.test_sets):
-            raise UserError(f"config.filters.held_out = {self.held_out!r}: data.valid and data.test name no set.")
+            raise UserError(
+                f"config.filters.held_out = {self.held_out!r}: data.valid and data.test name no"
+                " set."
+            )
         if self.held_out in ("target", "either") and config.data.task == "parsing":
             raise UserError(
-                f"config.filters.held_out = {self.held_out!r} would drop trees that are equal but for their words, with "
-                "config.data.task = parsing: use source or pair."
+                f"config.filters.held_out = {self.held_out!r} would drop trees that are equal but"
+                " for their words, with config.data.task = parsing: use source or pair."
             )
         if self.scorer and not re.fullmatch(r".+:\w+", self.scorer):
             raise UserError(
-                f"config.filters.scorer = {self.scorer[:100]!r}: expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION."
+                f"config.filters.scorer = {self.scorer[:100]!r}: expected FILE.py:FUNCTION or"
+                " PACKAGE.MODULE:FUNCTION."
             )
         if 0 < self.length_ratio < 1:
             raise UserError(
-                f"config.filters.length_ratio = {self.length_ratio} would drop every pair: the longer side has at least as "
-                "many tokens as the other. Use 1 or more, or 0 for no limit."
+                f"config.filters.length_ratio = {self.length_ratio} would drop every pair: the"
+                " longer side has at least as many tokens as the other. Use 1 or more, or 0 for no"
+                " limit."
             )
         if 0 < self.language < 0.5:
             raise UserError(
-                f"config.filters.language = {self.language} is less than 0.5, where another language is as probable as the "
-                "side's own. Use 0.5 or more (0.95 is safe for short text), or 0 for no filter."
+                f"config.filters.language = {self.language} is less than 0.5, where another"
+                " language is as probable as the side's own. Use 0.5 or more (0.95 is safe for"
+                " short text), or 0 for no filter."
             )
         if self.language and config.data.task != "translation":
             raise UserError(
-                f"config.filters.language = {self.language} needs data.task = translation, not {config.data.task}."
+                f"config.filters.language = {self.language} needs data.task = translation, not"
+                f" {config.data.task}."
             )
 
 
@@ -84,7 +95,8 @@ _HERE = "t2t_flax.extensions.corpora"
 SOURCES.add(
     "tsv",
     SourceForm(
-        "'FILE.tsv', 'FILE.tsv.gz' ... (source TAB target), 'tsv:FILE:3,4:5>=0.7' (columns, and a limit of another)",
+        "'FILE.tsv', 'FILE.tsv.gz' ... (source TAB target), 'tsv:FILE:3,4:5>=0.7' (columns, and a"
+        " limit of another)",
         f"{_HERE}.tsv",
         prefix="tsv",
         suffixes=(".tsv",),
@@ -103,7 +115,8 @@ SOURCES.add(
 SOURCES.add(
     "parquet",
     SourceForm(
-        "'FILE.parquet' or 'parquet:data/train-*.parquet' (a column for each language), 'FILE.parquet:src,tgt:score>=0.7'",
+        "'FILE.parquet' or 'parquet:data/train-*.parquet' (a column for each language),"
+        " 'FILE.parquet:src,tgt:score>=0.7'",
         f"{_HERE}.parquet",
         prefix="parquet",
         suffixes=(".parquet",),
@@ -112,13 +125,19 @@ SOURCES.add(
 SOURCES.add(
     "hf",
     SourceForm(
-        "'hf:FOLDER:SPLIT' (a dataset saved by Hugging Face's datasets, a column for each language), "
-        "'hf:FOLDER:SPLIT:src,tgt:score>=0.7'",
+        "'hf:FOLDER:SPLIT' (a dataset saved by Hugging Face's datasets, a column for each"
+        " language), 'hf:FOLDER:SPLIT:src,tgt:score>=0.7'",
         f"{_HERE}.saved_dataset",
         prefix="hf",
     ),
 )
 SOURCES.add("tfds", SourceForm("'tfds:NAME:SPLIT'", f"{_HERE}.tfds", prefix="tfds"))
 GROUPS.add("filters", Filters)
-COMMANDS.add("list_dropped", Command(f"{_HERE}.list_dropped", "where and why training pairs of a config are dropped"))
-DATA_HOOKS.add(f"{_HERE}.filters", *(f"filters.{item.name}" for item in fields(Filters) if item.name != "score"))
+COMMANDS.add(
+    "list_dropped",
+    Command(f"{_HERE}.list_dropped", "where and why training pairs of a config are dropped"),
+)
+DATA_HOOKS.add(
+    f"{_HERE}.filters",
+    *(f"filters.{item.name}" for item in fields(Filters) if item.name != "score"),
+)

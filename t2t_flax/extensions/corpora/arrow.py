@@ -28,12 +28,15 @@ def language_columns(schema: Any, languages: tuple[str, str], path: epath.Path) 
     Raises UserError if it has neither form.
     """
     source, target = languages
-    for columns in (Columns((source, target)), Columns((f"{_NESTED}.{source}", f"{_NESTED}.{target}"))):
+    for columns in (
+        Columns((source, target)),
+        Columns((f"{_NESTED}.{source}", f"{_NESTED}.{target}")),
+    ):
         if all(_type(schema, name) for name in columns.names):
             return columns
     raise UserError(
-        f"{path} has the columns {', '.join(schema.names)}: expected {source} and {target} (config.data.source_language and "
-        f"config.data.target_language), or {_NESTED} with both"
+        f"{path} has the columns {', '.join(schema.names)}: expected {source} and {target}"
+        f" (config.data.source_language and config.data.target_language), or {_NESTED} with both"
     )
 
 
@@ -45,7 +48,9 @@ def of_schema(schema: Any, columns: Columns, path: epath.Path) -> Columns:
     """
     for name in columns.names:
         if not _type(schema, name):
-            raise UserError(f"{path} has the columns {', '.join(schema.names)}, and no column {name}")
+            raise UserError(
+                f"{path} has the columns {', '.join(schema.names)}, and no column {name}"
+            )
     limits = [_rounded(limit, _type(schema, limit.column)) for limit in columns.limits]
     return dataclasses.replace(columns, limits=tuple(limits))
 
@@ -71,7 +76,11 @@ def _type(fields: Any, name: str) -> Any:
     first, dot, rest = name.partition(".")
     if name in by_name or not dot:
         return by_name.get(name)
-    return _type(by_name[first], rest) if first in by_name and pyarrow.types.is_struct(by_name[first]) else None
+    return (
+        _type(by_name[first], rest)
+        if first in by_name and pyarrow.types.is_struct(by_name[first])
+        else None
+    )
 
 
 def read_pairs(batches: Iterator[Any], columns: Columns, path: epath.Path) -> Iterator[Row]:
@@ -87,7 +96,9 @@ def read_pairs(batches: Iterator[Any], columns: Columns, path: epath.Path) -> It
                 found = [value_at(item, name) for name in columns.texts]
                 texts = ["" if text is None else text for text in found]  # null is an empty side
                 if not all(isinstance(text, str) for text in texts):
-                    raise UserError(f"{where(row)}: expected a text for each language, found {texts}")
+                    raise UserError(
+                        f"{where(row)}: expected a text for each language, found {texts}"
+                    )
                 scores = [value_at(item, limit.column) for limit in columns.limits]
                 yield tuple(texts) if columns.keeps(scores, where, row) else SCORE
                 row += 1
@@ -111,10 +122,14 @@ def _next_batch(batches: Iterator[Any], path: epath.Path, row: int) -> Any:
     try:
         batch = next(batches, None)
         if batch is not None:
-            batch.validate(full=True)  # invalid UTF-8, and text outside its buffer, which pyarrow would read
+            batch.validate(
+                full=True
+            )  # invalid UTF-8, and text outside its buffer, which pyarrow would read
         return batch
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
         if not is_damage(error):
             raise
         message = first_line(error)
-        raise UserError(f"{path}: damaged data after row {row} ({message}); download or copy the file again") from None
+        raise UserError(
+            f"{path}: damaged data after row {row} ({message}); download or copy the file again"
+        ) from None

@@ -61,8 +61,13 @@ class Columns:
         numbers = [*map(_number, scores)]
         for limit, number, score in zip(self.limits, numbers, scores, strict=True):
             if math.isnan(number):
-                raise UserError(f"{where(i)}: expected a number in column {limit.column}, found {_cut(score)}")
-        return all(limit.least <= number <= limit.most for limit, number in zip(self.limits, numbers, strict=True))
+                raise UserError(
+                    f"{where(i)}: expected a number in column {limit.column}, found {_cut(score)}"
+                )
+        return all(
+            limit.least <= number <= limit.most
+            for limit, number in zip(self.limits, numbers, strict=True)
+        )
 
 
 def _number(score: Any) -> float:
@@ -89,9 +94,13 @@ def parse_columns(spec: str, context: Context) -> tuple[str, Columns | None]:
         return match["file"].strip(), None
     texts = tuple(map(str.strip, match["texts"].split(",")))
     if len(texts) != 2 or not all(texts):
-        raise UserError(f"{context.label}: {match['texts']!r} does not name two columns; expected {FORM}")
+        raise UserError(
+            f"{context.label}: {match['texts']!r} does not name two columns; expected {FORM}"
+        )
     limits = (
-        [_limit(text, context) for text in (match["limits"] or "").split(",")] if match["limits"] is not None else []
+        [_limit(text, context) for text in (match["limits"] or "").split(",")]
+        if match["limits"] is not None
+        else []
     )
     return match["file"].strip(), Columns(texts, tuple(limits))
 
@@ -104,8 +113,8 @@ def _limit(text: str, context: Context) -> Limit:
         number = math.nan
     if match is None or not math.isfinite(number):
         raise UserError(
-            f"{context.label}: {text!r} is not of the form COLUMN>=NUMBER or COLUMN<=NUMBER; expected {FORM}, in quotes, since a "
-            "shell takes > and < for itself"
+            f"{context.label}: {text!r} is not of the form COLUMN>=NUMBER or COLUMN<=NUMBER;"
+            f" expected {FORM}, in quotes, since a shell takes > and < for itself"
         )
     least, most = (number, math.inf) if match["sign"] == ">=" else (-math.inf, number)
     return Limit(match["column"], least, most)

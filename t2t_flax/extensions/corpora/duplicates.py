@@ -59,7 +59,10 @@ class Duplicates(Rule):
 
 def _marked(pairs: Iterator[Unread], marks: np.ndarray, reason: str) -> Iterator[Unread]:
     """Yield the pairs, with the reason in place of the marked ones."""
-    return (reason if mark and not isinstance(pair, str) else pair for pair, mark in zip(pairs, marks, strict=True))
+    return (
+        reason if mark and not isinstance(pair, str) else pair
+        for pair, mark in zip(pairs, marks, strict=True)
+    )
 
 
 _marks: dict[str, Sequence[np.ndarray]] = {}
@@ -73,7 +76,11 @@ def _find(parts: Sequence[Source], report: Report) -> Sequence[np.ndarray]:
         for part in parts:
             log.info("looking for duplicates in %s", part.spec)
             rows = reported(
-                part.rows(), numbers, "look for duplicates", report, lambda: total(p.expected_count() for p in parts)
+                part.rows(),
+                numbers,
+                "look for duplicates",
+                report,
+                lambda: total(p.expected_count() for p in parts),
             )
             counts.append(partitions.add(_digests(part, rows)))
         marked = np.zeros(sum(counts), bool)
@@ -89,7 +96,9 @@ class Partitions:
     """
 
     def __init__(self):
-        self._files = [tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) for _ in range(_PARTITIONS)]
+        self._files = [
+            tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) for _ in range(_PARTITIONS)
+        ]
         self._rows = 0
 
     def __enter__(self) -> "Partitions":
@@ -127,7 +136,9 @@ class Partitions:
 
 def _digests(part: Source, rows: Iterator[Unread]) -> Iterator[bytes]:
     """Yield 16 bytes for each row; none where the source drops a pair."""
-    language = [word for word in part.tag.split() if word.startswith("<2")]  # target-language symbol
+    language = [
+        word for word in part.tag.split() if word.startswith("<2")
+    ]  # target-language symbol
     for row in rows:
         if isinstance(row, str):
             yield b""
@@ -138,6 +149,10 @@ def _digests(part: Source, rows: Iterator[Unread]) -> Iterator[bytes]:
 
 def _repeated(records: np.ndarray) -> np.ndarray:
     """Return the rows of records whose digest occurs in an earlier one."""
-    ordered = records[np.lexsort((records["low"], records["high"]))]  # a stable sort: rows stay in order
-    same = (ordered["high"][1:] == ordered["high"][:-1]) & (ordered["low"][1:] == ordered["low"][:-1])
+    ordered = records[
+        np.lexsort((records["low"], records["high"]))
+    ]  # a stable sort: rows stay in order
+    same = (ordered["high"][1:] == ordered["high"][:-1]) & (
+        ordered["low"][1:] == ordered["low"][:-1]
+    )
     return ordered["row"][1:][same]

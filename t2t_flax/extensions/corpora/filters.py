@@ -24,7 +24,9 @@ class FiltersHook(DataHook):
         """
         keys: Filters = self._keys
         names = self._config.data.train_sources
-        languages = tuple(direction for name in names for direction in directions_of(self._config, [name]))
+        languages = tuple(
+            direction for name in names for direction in directions_of(self._config, [name])
+        )
         found = [
             (Duplicates(), keys.duplicates),
             (LengthRatio(keys.length_ratio), keys.length_ratio),

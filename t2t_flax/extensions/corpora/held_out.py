@@ -53,7 +53,9 @@ class HeldOut(Rule):
 
     def accepts(self, pair):
         side = "pair" if self.side == "pair" else "either"
-        return self._texts.isdisjoint(_keys((pair.source, pair.target), self.languages[pair.part], side))
+        return self._texts.isdisjoint(
+            _keys((pair.source, pair.target), self.languages[pair.part], side)
+        )
 
     @functools.cached_property
     def _texts(self) -> frozenset[str]:

@@ -28,9 +28,15 @@ class JsonLinesSource(Source):
 
     pair_a_line = True
 
-    def __init__(self, spec: str, path: epath.Path, languages: tuple[str, str], columns: Columns | None):
+    def __init__(
+        self, spec: str, path: epath.Path, languages: tuple[str, str], columns: Columns | None
+    ):
         super().__init__(spec, files=[path])
-        self._path, self._columns, self._named = path, columns or Columns(languages), columns is not None
+        self._path, self._columns, self._named = (
+            path,
+            columns or Columns(languages),
+            columns is not None,
+        )
         self.reasons = self._columns.reasons
 
     def read(self):
@@ -38,15 +44,24 @@ class JsonLinesSource(Source):
             try:
                 item = parse_json(line)
             except ValueError as error:
-                raise UserError(f"{self.where(i)} is not JSON ({error}); each line must be one object") from None
+                raise UserError(
+                    f"{self.where(i)} is not JSON ({error}); each line must be one object"
+                ) from None
             if isinstance(item, dict) and not self._named:
                 item = item.get("translation", item)
             found = [value_at(item, name, missing=0) for name in self._columns.texts]
             texts = ["" if text is None else text for text in found]
             if not all(isinstance(text, str) for text in texts):
                 source, target = self._columns.texts
-                keys = "" if self._named else " (config.data.source_language and config.data.target_language)"
-                raise UserError(f'{self.where(i)}: expected an object with texts under "{source}" and "{target}"{keys}')
+                keys = (
+                    ""
+                    if self._named
+                    else " (config.data.source_language and config.data.target_language)"
+                )
+                raise UserError(
+                    f'{self.where(i)}: expected an object with texts under "{source}" and'
+                    f' "{target}"{keys}'
+                )
             scores = [value_at(item, limit.column) for limit in self._columns.limits]
             yield tuple(texts) if self._columns.keeps(scores, self.where, i) else SCORE
 
@@ -60,4 +75,9 @@ class JsonLinesSource(Source):
 def open_spec(spec: str, context: Context) -> Source:
     """Open the file, or all that match. Raises UserError if there is none."""
     pattern, columns = parse_columns(spec.strip().removeprefix(f"{_PREFIX}:"), context)
-    return open_files(spec, [pattern], context, lambda of, path: JsonLinesSource(of, path, context.languages, columns))
+    return open_files(
+        spec,
+        [pattern],
+        context,
+        lambda of, path: JsonLinesSource(of, path, context.languages, columns),
+    )

@@ -46,10 +46,14 @@ class OtherLanguages(Rule):
         ):
             if not _labels_of(language):
                 raise UserError(
-                    f"config.filters.language cannot identify the {side} language {language}: py3langid knows "
-                    f"{', '.join(sorted(_labels()))}. Set config.filters.language = 0 for no filter."
+                    f"config.filters.language cannot identify the {side} language {language}:"
+                    f" py3langid knows {', '.join(sorted(_labels()))}. Set config.filters.language"
+                    " = 0 for no filter."
                 )
-        common = {"confidence": self.confidence, "py3langid": importlib.metadata.version("py3langid")}
+        common = {
+            "confidence": self.confidence,
+            "py3langid": importlib.metadata.version("py3langid"),
+        }
         return {"language_filters": [{"languages": pair} | common for pair in self.languages]}
 
     @property
@@ -67,7 +71,9 @@ class OtherLanguages(Rule):
         best, probability = ranked[0]
         if best in own or best == _NO_LANGUAGE:
             return False
-        return probability >= self.confidence * (probability + sum(p for label, p in ranked if label in own))
+        return probability >= self.confidence * (
+            probability + sum(p for label, p in ranked if label in own)
+        )
 
 
 @functools.cache
@@ -75,7 +81,9 @@ def _identifier() -> Any:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
-        raise UserError(f"config.filters.language needs py3langid: {install_hint('langid')}.") from None
+        raise UserError(
+            f"config.filters.language needs py3langid: {install_hint('langid')}."
+        ) from None
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 

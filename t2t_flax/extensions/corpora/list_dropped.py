@@ -17,7 +17,8 @@ def run(argv: list[str]) -> int:
     """Return exit code 0 when the list is written."""
     parser = arguments.parser(
         "list_dropped",
-        "Lists the training pairs that a config drops: where each is, TAB, why. Prepares the data as `prepare` does.",
+        "Lists the training pairs that a config drops: where each is, TAB, why. Prepares the data"
+        " as `prepare` does.",
         epilog=arguments.OVERRIDE_HELP,
     )
     arguments.add_config(parser)
@@ -59,8 +60,12 @@ def list_dropped(
     It tokenizes the source again.
     """
     part, first = 0, 0
-    with contextlib.closing(encode_all(Encoder(tokenizers, policies), source, num_workers)) as chunks:
+    with contextlib.closing(
+        encode_all(Encoder(tokenizers, policies), source, num_workers)
+    ) as chunks:
         for chunk in chunks:
             part, first = chunk.part, first if chunk.part == part else 0
-            yield from ((source.parts[part].where(first + i), reason) for i, reason in chunk.dropped)
+            yield from (
+                (source.parts[part].where(first + i), reason) for i, reason in chunk.dropped
+            )
             first += chunk.counts["pairs_read"]

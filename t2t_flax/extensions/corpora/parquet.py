@@ -24,19 +24,25 @@ class ParquetSource(Source):
         columns: None = the columns of the languages.
     """
 
-    def __init__(self, spec: str, path: epath.Path, languages: tuple[str, str], columns: Columns | None):
+    def __init__(
+        self, spec: str, path: epath.Path, languages: tuple[str, str], columns: Columns | None
+    ):
         metadata = _metadata(path)
         super().__init__(spec, metadata.num_rows, files=[path])
         schema = metadata.schema.to_arrow_schema()
         self._path = path
-        self._columns = of_schema(schema, columns or language_columns(schema, languages, path), path)
+        self._columns = of_schema(
+            schema, columns or language_columns(schema, languages, path), path
+        )
         self.reasons = self._columns.reasons
 
     def read(self):
         import pyarrow.parquet
 
         with self._path.open("rb") as file:
-            batches = pyarrow.parquet.ParquetFile(file).iter_batches(ROWS, columns=self._columns.names)
+            batches = pyarrow.parquet.ParquetFile(file).iter_batches(
+                ROWS, columns=self._columns.names
+            )
             yield from read_pairs(batches, self._columns, self._path)
 
     def fingerprint(self):
@@ -63,4 +69,9 @@ def open_spec(spec: str, context: Context) -> Source:
     """
     require("pyarrow", "arrow", context.label)
     pattern, columns = parse_columns(spec.strip().removeprefix(f"{_PREFIX}:"), context)
-    return open_files(spec, [pattern], context, lambda of, path: ParquetSource(of, path, context.languages, columns))
+    return open_files(
+        spec,
+        [pattern],
+        context,
+        lambda of, path: ParquetSource(of, path, context.languages, columns),
+    )

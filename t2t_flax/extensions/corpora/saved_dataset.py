@@ -53,7 +53,9 @@ class SavedDatasetSource(Source):
         for path in paths:
             with path.open("rb") as file:
                 schema = _stream(file, path).schema
-            self._columns.append(of_schema(schema, columns or language_columns(schema, languages, path), path))
+            self._columns.append(
+                of_schema(schema, columns or language_columns(schema, languages, path), path)
+            )
         self.reasons = columns.reasons if columns else {}
 
     def read(self):
@@ -61,11 +63,15 @@ class SavedDatasetSource(Source):
             with path.open("rb") as file:
                 stream = _stream(file, path)
                 present = stream.schema.names
-                names = {name if name in present else name.partition(".")[0]: None for name in columns.names}
+                names = {
+                    name if name in present else name.partition(".")[0]: None
+                    for name in columns.names
+                }
                 yield from read_pairs((batch.select([*names]) for batch in stream), columns, path)
                 if file.read(1):
                     raise UserError(
-                        f"{path} is damaged: its stream ends before the file; save or copy the dataset again"
+                        f"{path} is damaged: its stream ends before the file; save or copy the"
+                        " dataset again"
                     )
 
     def fingerprint(self):
@@ -89,7 +95,9 @@ def _stream(file: IO[bytes], path: epath.Path) -> Any:
     position = file.tell()
     file.seek(-len(_END_OF_STREAM), 2)
     if file.read() != _END_OF_STREAM:
-        raise UserError(f"{path} is cut off: it has no end of an Arrow stream; save or copy the dataset again")
+        raise UserError(
+            f"{path} is cut off: it has no end of an Arrow stream; save or copy the dataset again"
+        )
     file.seek(position)
     return stream
 
@@ -98,9 +106,13 @@ def _json_of(path: epath.Path) -> dict[str, Any]:
     try:
         content = parse_json(path.read_bytes())
     except ValueError as error:
-        raise UserError(f"{path} is damaged: it is not JSON ({error}); save or copy the dataset again") from None
+        raise UserError(
+            f"{path} is damaged: it is not JSON ({error}); save or copy the dataset again"
+        ) from None
     if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged: it is not a JSON object; save or copy the dataset again")
+        raise UserError(
+            f"{path} is damaged: it is not a JSON object; save or copy the dataset again"
+        )
     return content
 
 
@@ -115,14 +127,21 @@ def _split_folder(folder: epath.Path, split: str, label: str) -> epath.Path:
         splits = list(map(str, _json_of(folder / _SPLITS).get("splits", ())))
         if split not in splits:
             said = f"has no split {split!r}" if split else "has splits"
-            raise UserError(f"{label}: {folder} {said}; expected {_PREFIX}:FOLDER:SPLIT with {', '.join(splits)}")
+            raise UserError(
+                f"{label}: {folder} {said}; expected {_PREFIX}:FOLDER:SPLIT with"
+                f" {', '.join(splits)}"
+            )
         folder = folder / split
     elif split:
-        raise UserError(f"{label}: {folder} has no splits ({_SPLITS}); a dataset without splits is {_PREFIX}:FOLDER")
+        raise UserError(
+            f"{label}: {folder} has no splits ({_SPLITS}); a dataset without splits is"
+            f" {_PREFIX}:FOLDER"
+        )
     if not (folder / _STATE).exists():
         raise UserError(
-            f"{label}: {folder} holds no saved dataset ({_STATE}). Save one with `dataset.save_to_disk(FOLDER)` of the package "
-            "datasets; Parquet files of a dataset are read with parquet:PATTERN."
+            f"{label}: {folder} holds no saved dataset ({_STATE}). Save one with"
+            " `dataset.save_to_disk(FOLDER)` of the package datasets; Parquet files of a dataset"
+            " are read with parquet:PATTERN."
         )
     return folder
 
@@ -131,16 +150,20 @@ def _data_files(folder: epath.Path) -> list[epath.Path]:
     state = _json_of(folder / _STATE)
     if any(state.get(name) for name in _SELECTIONS):
         raise UserError(
-            f"{folder} was saved by an old version of datasets, with a selection of its rows: load it and save it again with "
-            "datasets 2.10 or later"
+            f"{folder} was saved by an old version of datasets, with a selection of its rows: load"
+            " it and save it again with datasets 2.10 or later"
         )
     try:
         paths = [folder / item["filename"] for item in state["_data_files"]]
     except (KeyError, TypeError):
-        raise UserError(f"{folder / _STATE} is damaged: it names no data files; save the dataset again") from None
+        raise UserError(
+            f"{folder / _STATE} is damaged: it names no data files; save the dataset again"
+        ) from None
     for path in paths:
         if not path.exists():
-            raise UserError(f"{path} is missing, which {folder / _STATE} names; save or copy the dataset again")
+            raise UserError(
+                f"{path} is missing, which {folder / _STATE} names; save or copy the dataset again"
+            )
     return paths
 
 
@@ -149,6 +172,8 @@ def open_spec(spec: str, context: Context) -> SavedDatasetSource:
     require("pyarrow", "arrow", context.label)
     match = _SPEC.fullmatch(spec.strip().removeprefix(f"{_PREFIX}:"))
     assert match  # the last part takes anything
-    folder = _split_folder(path_of(match["folder"].strip(), context), (match["split"] or "").strip(), context.label)
+    folder = _split_folder(
+        path_of(match["folder"].strip(), context), (match["split"] or "").strip(), context.label
+    )
     columns = parse_columns(match["columns"] or "", context)[1]
     return SavedDatasetSource(spec, folder, _data_files(folder), context.languages, columns)

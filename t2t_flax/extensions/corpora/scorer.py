@@ -45,18 +45,25 @@ class Scorer(Rule):
         return {"scorer": self.spec.rpartition(":")[2], "scorer_file": digest, "score": self.least}
 
     def drops(self, pairs):
-        return [score < self.least for score in self._scores([(pair.source, pair.target) for pair in pairs])]
+        return [
+            score < self.least
+            for score in self._scores([(pair.source, pair.target) for pair in pairs])
+        ]
 
     def _scores(self, texts: list[tuple[str, str]]) -> Sequence[float]:
         path, function = loaded(self.spec)
         if not texts:
             return []
         try:
-            scores = [float(score) for score in function([*texts])]  # the function may change its list
+            scores = [
+                float(score) for score in function([*texts])
+            ]  # the function may change its list
         except Exception as error:  # noqa: BLE001  (of the user's code)
             raise _failed(self.spec, path, error) from None
         if len(scores) != len(texts):
-            raise UserError(f"{_shown(self.spec)} returned {len(scores)} scores for {len(texts)} pairs.")
+            raise UserError(
+                f"{_shown(self.spec)} returned {len(scores)} scores for {len(texts)} pairs."
+            )
         if wrong := [text for text, score in zip(texts, scores, strict=True) if math.isnan(score)]:
             raise UserError(f"{_shown(self.spec)} returned nan, not a number, for {wrong[0]}.")
         return scores
@@ -91,12 +98,14 @@ def _file_of(spec: str, name: str) -> Path:
     except Exception as error:  # noqa: BLE001  (of the packages that hold the module, which are imported)
         if not (isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")):
             raise UserError(
-                f"{_shown(spec)}: the package of {name} cannot be imported: {type(error).__name__}: {first_line(error)}"
+                f"{_shown(spec)}: the package of {name} cannot be imported: {type(error).__name__}:"
+                f" {first_line(error)}"
             ) from None
         found = None
     if not (found and found.origin and Path(found.origin).is_file()):
         raise UserError(
-            f"{_shown(spec)}: Python finds no module {name}; expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION."
+            f"{_shown(spec)}: Python finds no module {name}; expected FILE.py:FUNCTION or"
+            " PACKAGE.MODULE:FUNCTION."
         )
     return Path(found.origin)
 
@@ -120,8 +129,16 @@ def _import_file(path: Path) -> ModuleType:
 
 def _failed(spec: str, path: Path, error: Exception) -> UserError:
     """Return an error for a failure in the user's code, with its last line there."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)
+    ]
+    line = (
+        getattr(error, "lineno", None)
+        if isinstance(error, SyntaxError)
+        else frames[-1].lineno
+        if frames
+        else None
+    )
     where = f"{path} line {line}" if line else str(path)
     return UserError(f"{_shown(spec)}: {where}: {type(error).__name__}: {first_line(error)}")
 

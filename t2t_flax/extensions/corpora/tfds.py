@@ -32,25 +32,37 @@ class TfdsSource(Source):
     configuration, the split or the languages are unknown, or the download fails.
     """
 
-    def __init__(self, spec: str, languages: tuple[str, str], *, data_dir: str = "", label: str = ""):
+    def __init__(
+        self, spec: str, languages: tuple[str, str], *, data_dir: str = "", label: str = ""
+    ):
         match = _SPEC.fullmatch(spec)
         label = label or repr(spec)
         if not match:
-            raise UserError(f"{label}: expected tfds:NAME:SPLIT, for instance tfds:wmt14_translate/de-en:train[:1000]")
+            raise UserError(
+                f"{label}: expected tfds:NAME:SPLIT, for instance"
+                " tfds:wmt14_translate/de-en:train[:1000]"
+            )
         builder = _prepared(match["name"], data_dir or None, label)
         features = list(builder.info.features)
         if not set(languages) <= set(features):
             raise UserError(
-                f"{label}: config.data.source_language = {languages[0]!r} and config.data.target_language = {languages[1]!r} "
-                f"must both be among the features of the dataset, which are {', '.join(features)}"
+                f"{label}: config.data.source_language = {languages[0]!r} and"
+                f" config.data.target_language = {languages[1]!r} must both be among the features"
+                f" of the dataset, which are {', '.join(features)}"
             )
         try:
             split = builder.info.splits[match["split"]]
             self._parts = split.file_instructions
         except (ValueError, KeyError) as error:
-            splits = ", ".join(f"{name} ({info.num_examples} pairs)" for name, info in builder.info.splits.items())
-            raise UserError(f"{label}: no split {match['split']!r}: {error}. The dataset has {splits}") from None
-        super().__init__(spec, split.num_examples, files=[epath.Path(part.filename) for part in self._parts])
+            splits = ", ".join(
+                f"{name} ({info.num_examples} pairs)" for name, info in builder.info.splits.items()
+            )
+            raise UserError(
+                f"{label}: no split {match['split']!r}: {error}. The dataset has {splits}"
+            ) from None
+        super().__init__(
+            spec, split.num_examples, files=[epath.Path(part.filename) for part in self._parts]
+        )
         self._features, self._languages = builder.info.features, languages
 
     def read(self):
@@ -60,15 +72,23 @@ class TfdsSource(Source):
             for record in records(part.filename, part.skip, part.take):
                 example = self._features.deserialize_example_np(record)
                 try:
-                    source, target = (bytes(example[language]).decode() for language in self._languages)
+                    source, target = (
+                        bytes(example[language]).decode() for language in self._languages
+                    )
                 except UnicodeDecodeError as error:
-                    raise UserError(f"{self.where(i)}: byte offset {error.start} is not valid UTF-8") from None
+                    raise UserError(
+                        f"{self.where(i)}: byte offset {error.start} is not valid UTF-8"
+                    ) from None
                 yield source, target
                 i += 1
 
     def fingerprint(self):
         parts = zip(self._parts, self.files, strict=True)
-        return sha256_of("tfds", *self._languages, *(f"{part.skip} {part.take} {file_sha256(f)}" for part, f in parts))
+        return sha256_of(
+            "tfds",
+            *self._languages,
+            *(f"{part.skip} {part.take} {file_sha256(f)}" for part, f in parts),
+        )
 
 
 def open_spec(spec: str, context: Context) -> TfdsSource:
@@ -104,7 +124,10 @@ def tfrecords(path: str, skip: int, take: int) -> Iterator[bytes]:
             size = struct.unpack("<Q", header[:8])[0] if len(header) == 12 else 0
             record = file.read(size)
             if len(header) < 12 or len(record) < size or len(file.read(4)) < 4:
-                raise UserError(f"{path}: ends inside record {i + 1} of {skip + take}; prepare the dataset again")
+                raise UserError(
+                    f"{path}: ends inside record {i + 1} of {skip + take}; prepare the dataset"
+                    " again"
+                )
             if i >= skip:
                 yield record
 
@@ -115,8 +138,13 @@ def _prepared(name: str, data_dir: str | None, label: str):
     The data is downloaded and prepared if needed.
     """
     alternative = "or give your own files: two text files 'SRC,TGT'"
-    if _NAMESPACED.match(name):  # TFDS would download and run its code, and the config may be somebody else's
-        raise UserError(f"{label}: only the datasets of TFDS itself are read, not those of a namespace; {alternative}")
+    if _NAMESPACED.match(
+        name
+    ):  # TFDS would download and run its code, and the config may be somebody else's
+        raise UserError(
+            f"{label}: only the datasets of TFDS itself are read, not those of a namespace;"
+            f" {alternative}"
+        )
     require("tensorflow_datasets", "tfds", label)
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import registered
@@ -129,7 +157,8 @@ def _prepared(name: str, data_dir: str | None, label: str):
         builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
     except registered.DatasetNotFoundError:
         raise UserError(
-            f"{label}: TFDS knows no dataset {name!r}; see https://www.tensorflow.org/datasets/catalog, {alternative}"
+            f"{label}: TFDS knows no dataset {name!r}; see"
+            f" https://www.tensorflow.org/datasets/catalog, {alternative}"
         ) from None
     except (ValueError, AssertionError) as error:
         base = name.partition("/")[0].partition(":")[0]
@@ -137,14 +166,16 @@ def _prepared(name: str, data_dir: str | None, label: str):
         with contextlib.suppress(ValueError, registered.DatasetNotFoundError):
             configs = list(tfds.builder_cls(base).builder_configs)
         first_line = str(error).partition("\n")[0]
-        raise UserError(f"{label}: {first_line} Configurations of {base}: {', '.join(configs) or 'none'}") from None
+        raise UserError(
+            f"{label}: {first_line} Configurations of {base}: {', '.join(configs) or 'none'}"
+        ) from None
     try:
         builder.download_and_prepare()
     except Exception as error:  # noqa: BLE001  (any of dozens of network, archive and parser errors)
         raise UserError(
-            f"{label}: TFDS could not download and prepare {name} in {builder.data_dir}: "
-            f"{type(error).__name__}: {error}\nEither prepare it where the download works and name that data_dir here "
-            f"in config.data.root, {alternative}"
+            f"{label}: TFDS could not download and prepare {name} in {builder.data_dir}:"
+            f" {type(error).__name__}: {error}\nEither prepare it where the download works and name"
+            f" that data_dir here in config.data.root, {alternative}"
         ) from error
     return builder
 

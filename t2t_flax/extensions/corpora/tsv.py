@@ -32,16 +32,23 @@ class TsvSource(Source):
     def read(self):
         columns = self._columns or Columns(("1", "2"))
         source, target = (int(name) - 1 for name in columns.texts)
-        scored, most = [int(limit.column) - 1 for limit in columns.limits], max(map(int, columns.names))
+        scored, most = (
+            [int(limit.column) - 1 for limit in columns.limits],
+            max(map(int, columns.names)),
+        )
         for i, line in enumerate(lines(self._path)):
             fields = line.split("\t")
             if len(fields) < most:
-                found = _count(len(fields), "column") if self._columns else _count(len(fields) - 1, "TAB")
+                found = (
+                    _count(len(fields), "column")
+                    if self._columns
+                    else _count(len(fields) - 1, "TAB")
+                )
                 raise UserError(f"{self.where(i)}: expected {self._expected()}, found {found}")
             if not self._columns and len(fields) > most:
                 raise UserError(
-                    f"{self.where(i)}: expected {self._expected()}, found {_count(len(fields) - 1, 'TAB')}. Name two columns as "
-                    "FILE:1,2"
+                    f"{self.where(i)}: expected {self._expected()}, found"
+                    f" {_count(len(fields) - 1, 'TAB')}. Name two columns as FILE:1,2"
                 )
             if scored and not columns.keeps([fields[n] for n in scored], self.where, i):
                 yield SCORE
@@ -70,5 +77,7 @@ def open_spec(spec: str, context: Context) -> Source:
     pattern, columns = parse_columns(spec.strip().removeprefix(f"{_PREFIX}:"), context)
     for name in columns.names if columns else ():
         if not (name.isdecimal() and int(name) > 0):
-            raise UserError(f"{context.label}: {name!r} is not the number of a column; the first one is 1")
+            raise UserError(
+                f"{context.label}: {name!r} is not the number of a column; the first one is 1"
+            )
     return open_files(spec, [pattern], context, lambda of, path: TsvSource(of, path, columns))

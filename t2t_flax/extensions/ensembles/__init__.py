@@ -16,21 +16,23 @@ from t2t_flax.registry import ENSEMBLES, GROUPS
 class Ensembles:
     members: str = key(
         "",
-        "other trained models that decode together with the run, separated by commas: workdirs, DIR@STEP for a checkpoint other "
-        "than that of the flags; empty = none",
+        "other trained models that decode together with the run, separated by commas: workdirs,"
+        " DIR@STEP for a checkpoint other than that of the flags; empty = none",
         changes=TRANSLATIONS,
         kind=READ,
     )
     mean: str = key(
         "probabilities",
-        "what is averaged over the models: probabilities (arithmetic), or log_probabilities (geometric mean, normalized)",
+        "what is averaged over the models: probabilities (arithmetic), or log_probabilities"
+        " (geometric mean, normalized)",
         choices=("probabilities", "log_probabilities"),
         changes=TRANSLATIONS,
         when=is_set("ensembles.members"),
     )
     weights: str = key(
         "",
-        "weight of each model, separated by commas, the run's own first; only their ratios count; empty = equal",
+        "weight of each model, separated by commas, the run's own first; only their ratios count;"
+        " empty = equal",
         changes=TRANSLATIONS,
         kind=TEXT,
         when=is_set("ensembles.members"),
@@ -52,7 +54,9 @@ class Ensembles:
     def shares(self) -> tuple[float, ...]:
         """Weight of each model, the run's own first; their sum is 1."""
         count = 1 + len(self.each())
-        values = [float(text) for text in self.weights.split(",")] if self.weights else [1.0] * count
+        values = (
+            [float(text) for text in self.weights.split(",")] if self.weights else [1.0] * count
+        )
         return tuple(value / sum(values) for value in values)
 
     def check(self, config: Config) -> None:
@@ -68,11 +72,14 @@ class Ensembles:
         if not all(0 < value < math.inf for value in values):
             raise UserError(f"{shown}: expected positive numbers, separated by commas.")
         if values and len(values) != count:
-            raise UserError(f"{shown}: expected {count} weights, the run's own and one for each of ensembles.members.")
+            raise UserError(
+                f"{shown}: expected {count} weights, the run's own and one for each of"
+                " ensembles.members."
+            )
         if self.each() and config.decode.engine != "jax":
             raise UserError(
-                f"config.decode.engine = {config.decode.engine} decodes with one model: set decode.engine = jax for "
-                "config.ensembles.members."
+                f"config.decode.engine = {config.decode.engine} decodes with one model: set"
+                " decode.engine = jax for config.ensembles.members."
             )
 
 

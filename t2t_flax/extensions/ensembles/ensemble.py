@@ -61,13 +61,18 @@ class Ensemble(nn.Module):
 
     def hidden(self, batch: dict[str, jax.Array], noise: None = None) -> jax.Array:
         """Return the decoder outputs of all members, [B, T, sum of their D]."""
-        return jnp.concatenate([member.hidden(batch).astype(jnp.float32) for member in self.members], axis=-1)
+        return jnp.concatenate(
+            [member.hidden(batch).astype(jnp.float32) for member in self.members], axis=-1
+        )
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Map `hidden` to logits, float32 [..., V rows]."""
         widths = [member.config.d_model for member in self.members]
         parts = jnp.split(x, [sum(widths[:i]) for i in range(1, len(widths))], axis=-1)
-        logits = [member.logits(part.astype(member.dtype)) for member, part in zip(self.members, parts, strict=True)]
+        logits = [
+            member.logits(part.astype(member.dtype))
+            for member, part in zip(self.members, parts, strict=True)
+        ]
         return mean_of(logits, self.weights, self.mean)
 
 
@@ -80,6 +85,8 @@ def mean_of(logits: list[jax.Array], weights: tuple[float, ...], mean: str) -> j
     rows = min(x.shape[-1] for x in logits)
     log_probs = [jax.nn.log_softmax(x.astype(jnp.float32))[..., :rows] for x in logits]
     if mean == "log_probabilities":
-        return sum((weight * x for weight, x in zip(weights, log_probs, strict=True)), jnp.zeros(()))
+        return sum(
+            (weight * x for weight, x in zip(weights, log_probs, strict=True)), jnp.zeros(())
+        )
     stacked = jnp.stack([jnp.log(weight) + x for weight, x in zip(weights, log_probs, strict=True)])
     return jax.nn.logsumexp(stacked, axis=0)

@@ -17,7 +17,10 @@ from t2t_flax.training.train_state import count_params
 
 
 def extend(
-    loaded: TrainedModel, choice: CheckpointChoice, overrides: dict[str, str], group: ProcessGroup | None
+    loaded: TrainedModel,
+    choice: CheckpointChoice,
+    overrides: dict[str, str],
+    group: ProcessGroup | None,
 ) -> TrainedModel:
     """Return the run together with the models of ensembles.members.
 
@@ -44,7 +47,9 @@ def extend(
         record = _record(str(workdir), member, weights[number])
         for other in records:
             if (other["workdir"], other["steps"]) == (record["workdir"], record["steps"]):
-                raise UserError(f"the model of {workdir} is given twice: set config.ensembles.weights instead.")
+                raise UserError(
+                    f"the model of {workdir} is given twice: set config.ensembles.weights instead."
+                )
         models.append(model)
         records.append(record)
         params[f"members_{number}"] = member.params
@@ -62,23 +67,31 @@ def _place(name: str) -> tuple[str, int | None]:
 def _record(workdir: str, member: TrainedModel, weight: float) -> dict[str, Any]:
     parameters = count_params(member.params, member.config, *member.tokenizers.vocab_sizes)
     workdir = workdir if is_remote(workdir) else os.path.abspath(workdir)
-    return {"workdir": workdir, "steps": list(member.steps), "weight": weight, "parameters": parameters}
+    return {
+        "workdir": workdir,
+        "steps": list(member.steps),
+        "weight": weight,
+        "parameters": parameters,
+    }
 
 
 def _check(first: TrainedModel, run: StoredRun, workdir: str) -> None:
     for side in ("target", "source"):
         if getattr(first.tokenizers, side).digest != getattr(run.tokenizers, side).digest:
             raise UserError(
-                f"{workdir} has another {side} tokenizer than {first.workdir}, so that the same ids mean other text: models "
-                "decode together that were trained with one tokenizer (config.data.tokenizer_model)."
+                f"{workdir} has another {side} tokenizer than {first.workdir}, so that the same ids"
+                " mean other text: models decode together that were trained with one tokenizer"
+                " (config.data.tokenizer_model)."
             )
     for key in ("data.task", "data.source_eos"):
         here, there = first.config.value(key), run.config.value(key)
         if here != there:
             raise UserError(
-                f"config.{key} = {here} of {first.workdir} and {there} of {workdir}: they cannot decode together."
+                f"config.{key} = {here} of {first.workdir} and {there} of {workdir}: they cannot"
+                " decode together."
             )
     if (limit := positions(run.config.model)) < positions(first.config.model):
         raise UserError(
-            f"{workdir} has learned positions for {limit} tokens, fewer than {first.workdir}: give it as the first --workdir."
+            f"{workdir} has learned positions for {limit} tokens, fewer than {first.workdir}: give"
+            " it as the first --workdir."
         )

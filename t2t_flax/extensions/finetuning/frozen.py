@@ -22,8 +22,14 @@ def split_frozen(patterns: str, params: Mapping[str, Any]) -> tuple[dict[str, An
     leaves = flatten_dict(params, sep="/")
     frozen = matching(patterns, leaves, "config.finetuning.freeze")
     if len(frozen) == len(leaves):
-        raise UserError(f"config.finetuning.freeze = {patterns!r} freezes all parameters: nothing is left to train.")
-    trees = ({path: x for path, x in leaves.items() if (path in frozen) == wanted} for wanted in (False, True))
+        raise UserError(
+            f"config.finetuning.freeze = {patterns!r} freezes all parameters: nothing is left to"
+            " train."
+        )
+    trees = (
+        {path: x for path, x in leaves.items() if (path in frozen) == wanted}
+        for wanted in (False, True)
+    )
     trained, rest = (unflatten_dict(tree, sep="/") for tree in trees)
     return trained, rest
 
@@ -38,7 +44,11 @@ def matching(patterns: str, paths: Iterable[str], key: str) -> set[str]:
     parts = {path: list(itertools.accumulate(path.split("/"), "{}/{}".format)) for path in paths}
     found: set[str] = set()
     for pattern in patterns_of(patterns):
-        matched = {path for path, names in parts.items() if any(fnmatch.fnmatchcase(n, pattern) for n in names)}
+        matched = {
+            path
+            for path, names in parts.items()
+            if any(fnmatch.fnmatchcase(n, pattern) for n in names)
+        }
         if not matched:
             names = dict.fromkeys(itertools.chain.from_iterable(parts.values()))
             near = ", ".join(difflib.get_close_matches(pattern, names, n=3, cutoff=0.0))

@@ -33,7 +33,9 @@ def with_adapters(keys: FineTuning, params: Params) -> Params:
     if not keys.lora_rank:
         return params
     leaves = flatten_dict(params, sep="/")
-    kernels = [path for path, leaf in leaves.items() if matrix_axes_of(tuple(path.split("/")), leaf.shape)]
+    kernels = [
+        path for path, leaf in leaves.items() if matrix_axes_of(tuple(path.split("/")), leaf.shape)
+    ]
     adapters = {}
     for path in sorted(matching(keys.lora_modules, kernels, "config.finetuning.lora_modules")):
         leaf, (*letters, whole) = leaves[path], _equation(path, leaves[path].shape)
@@ -59,7 +61,9 @@ def init_adapters(adapters: Any, key: jax.Array) -> Any:
         return math.prod(leaf.shape[:-1]) ** -0.5 * jax.random.normal(key, leaf.shape, leaf.dtype)
 
     keys = jax.random.split(key, len(leaves))
-    return unflatten_dict({path: init(path, leaves[path], keys[i]) for i, path in enumerate(sorted(leaves))}, sep="/")
+    return unflatten_dict(
+        {path: init(path, leaves[path], keys[i]) for i, path in enumerate(sorted(leaves))}, sep="/"
+    )
 
 
 def split(params: Params) -> tuple[Params, Params]:
@@ -76,7 +80,9 @@ def merge(keys: FineTuning, params: Params) -> Params:
     for path in sorted({path.rpartition("/")[0] for path in pairs}):  # same order on all processes
         a, b, whole = _equation(path, leaves[path].shape)
         scale = keys.lora_alpha / keys.lora_rank
-        leaves[path] = _added(f"{a},{b}->{whole}", scale, leaves[path], pairs[f"{path}/a"], pairs[f"{path}/b"])
+        leaves[path] = _added(
+            f"{a},{b}->{whole}", scale, leaves[path], pairs[f"{path}/a"], pairs[f"{path}/b"]
+        )
     return unflatten_dict(leaves, sep="/")
 
 
@@ -90,7 +96,10 @@ def _equation(path: str, shape: tuple[int, ...]) -> tuple[str, str, str]:
 
     ("ar", "rbc", "abc") for queries [d_model, heads, width].
     """
-    inputs, outputs = ((x,) if isinstance(x, int) else x for x in matrix_axes_of(tuple(path.split("/")), shape) or ())
+    inputs, outputs = (
+        (x,) if isinstance(x, int) else x
+        for x in matrix_axes_of(tuple(path.split("/")), shape) or ()
+    )
     whole = "abcd"[: len(shape)]
     first = "".join(letter for i, letter in enumerate(whole) if i not in (*inputs, *outputs))
     named = lambda axes: "".join(whole[i] for i in axes)  # noqa: E731

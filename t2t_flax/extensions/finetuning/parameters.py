@@ -39,7 +39,9 @@ def _with_initial_adapters(params: Params, structs: Params, key: jax.Array) -> P
 
 
 def _without_adapters(config: Config) -> Config:
-    defaults = {name: getattr(FineTuning, name) for name in ("lora_rank", "lora_alpha", "lora_modules")}
+    defaults = {
+        name: getattr(FineTuning, name) for name in ("lora_rank", "lora_alpha", "lora_modules")
+    }
     return config.with_values({f"finetuning.{name}": value for name, value in defaults.items()})
 
 
@@ -48,5 +50,7 @@ def explain(config: Config) -> list[str]:
     k = of(config)
     if not k.init_from:
         return []
-    rows = {"same": "its tokenizer", "by_piece": "another tokenizer, rows by piece"}[k.init_vocabulary]
+    rows = {"same": "its tokenizer", "by_piece": "another tokenizer, rows by piece"}[
+        k.init_vocabulary
+    ]
     return ["start", f"  parameters of {k.init_from}, checkpoint {k.init_checkpoint}, {rows}"]

@@ -30,7 +30,10 @@ SPREAD = 0.1
 
 
 def start_params(
-    setup: TrainingSetup, own: dict[str, Any], group: ProcessGroup | None = None, say: Callable[[str], None] = print
+    setup: TrainingSetup,
+    own: dict[str, Any],
+    group: ProcessGroup | None = None,
+    say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Return the parameters of the run that finetuning.init_from names.
 
@@ -44,7 +47,9 @@ def start_params(
     workdir = run_folder(keys.init_from)
     stored = read_model_config(workdir)
     if stored is None:
-        raise UserError(f"config.finetuning.init_from = {workdir} holds no run: it has no config.json.")
+        raise UserError(
+            f"config.finetuning.init_from = {workdir} holds no run: it has no config.json."
+        )
     check_same_model(stored, config, f"config.finetuning.init_from = {workdir}")
     old, new = TokenizerPair.load(workdir / "tokenizer"), setup.corpus.tokenizers
     abstract = abstract_params(config.mesh, make_model(config, *old.vocab_sizes), setup.mesh)
@@ -52,9 +57,13 @@ def start_params(
     try:
         part = mean(restore_chosen(workdir, stored, choice, abstract, old.digest, group))
     except UserError as error:
-        raise UserError(f"config.finetuning.init_checkpoint = {keys.init_checkpoint}: {error}") from None
+        raise UserError(
+            f"config.finetuning.init_checkpoint = {keys.init_checkpoint}: {error}"
+        ) from None
     steps = (
-        f"update {part.steps[0]}" if len(part.steps) == 1 else f"the mean of updates {', '.join(map(str, part.steps))}"
+        f"update {part.steps[0]}"
+        if len(part.steps) == 1
+        else f"the mean of updates {', '.join(map(str, part.steps))}"
     )
     say(f"parameters start from {workdir}, {steps}")
     if old.digest == new.digest:
@@ -79,13 +88,18 @@ def rows_by_piece(old: Tokenizer, new: Tokenizer) -> np.ndarray:
     rows[special] = special
     if (rows >= 0).sum() == len(special):
         raise UserError(
-            "config.finetuning.init_vocabulary = by_piece: no piece is in both vocabularies. Use tokenizers of the same kind."
+            "config.finetuning.init_vocabulary = by_piece: no piece is in both vocabularies. Use"
+            " tokenizers of the same kind."
         )
     return rows
 
 
 def tables_by_piece(
-    model: Transformer, own: dict[str, Any], other: dict[str, Any], old: TokenizerPair, new: TokenizerPair
+    model: Transformer,
+    own: dict[str, Any],
+    other: dict[str, Any],
+    old: TokenizerPair,
+    new: TokenizerPair,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return (parameters with the new vocabulary, known pieces per vocabulary).
 
@@ -100,13 +114,16 @@ def tables_by_piece(
     sides = {"source": (old.source, new.source), "target": (old.target, new.target)}
     rows = {side: rows_by_piece(*pair) for side, pair in sides.items()}
     tables = {}
-    for name in dict.fromkeys((*model.table_params, *model.output_params)):  # same order on all processes
+    for name in dict.fromkeys(
+        (*model.table_params, *model.output_params)
+    ):  # same order on all processes
         side = "source" if name == "source_embedding" else "target"
         fill = functools.partial(_filled, rows[side], sides[side][0].vocab_size)
         tables[name] = jax.tree.map(fill, own[name], other[name])
     shown = {"target": "pieces"} if new.joint else {side: f"{side} pieces" for side in sides}
     counts = [
-        f"{(rows[side] >= 0).sum():,} of {len(rows[side]):,} {words} known, {(rows[side] < 0).sum():,} new"
+        f"{(rows[side] >= 0).sum():,} of {len(rows[side]):,} {words} known,"
+        f" {(rows[side] < 0).sum():,} new"
         for side, words in shown.items()
     ]
     return other | tables, counts

@@ -25,12 +25,21 @@ class FineTuningHook(DataHook):
             return None
         folder = run_folder(keys.init_from) / "tokenizer"
         own = epath.Path(data.root or ".") / data.tokenizer_model
-        named = data.tokenizer_model and not TOKENIZERS.load(data.tokenizer).inputs(data) and own.exists()
-        if named and folder.is_dir() and TokenizerPair.load(own).digest != TokenizerPair.load(folder).digest:
+        named = (
+            data.tokenizer_model
+            and not TOKENIZERS.load(data.tokenizer).inputs(data)
+            and own.exists()
+        )
+        if (
+            named
+            and folder.is_dir()
+            and TokenizerPair.load(own).digest != TokenizerPair.load(folder).digest
+        ):
             raise UserError(
-                f"config.data.tokenizer_model = {data.tokenizer_model!r} is not the tokenizer of "
-                f"config.finetuning.init_from = {keys.init_from!r}, which config.finetuning.init_vocabulary = same "
-                "takes: leave it out, or set init_vocabulary = by_piece."
+                f"config.data.tokenizer_model = {data.tokenizer_model!r} is not the tokenizer of"
+                f" config.finetuning.init_from = {keys.init_from!r}, which"
+                " config.finetuning.init_vocabulary = same takes: leave it out, or set"
+                " init_vocabulary = by_piece."
             )
         return folder
 

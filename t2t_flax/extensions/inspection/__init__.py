@@ -14,12 +14,15 @@ from t2t_flax.registry import COMMANDS, GROUPS, HOOKS, Command
 @dataclass(frozen=True)
 class Inspection:
     profile_steps: tuple[int, int] = key(
-        (0, 0), "first and last update of a profiler trace, written to WORKDIR/profile; (0, 0) = none", mutable=True
+        (0, 0),
+        "first and last update of a profiler trace, written to WORKDIR/profile; (0, 0) = none",
+        mutable=True,
     )
     layers_every: int = key(
         0,
-        "every so many updates the norms of parameters, gradients, updates and activations of each layer, dead units and "
-        "entropies of attention join metrics.jsonl; a multiple of log.every_steps; 0 = never",
+        "every so many updates the norms of parameters, gradients, updates and activations of each"
+        " layer, dead units and entropies of attention join metrics.jsonl; a multiple of"
+        " log.every_steps; 0 = never",
         unit="updates",
         low=0,
         mutable=True,
@@ -34,16 +37,19 @@ class Inspection:
         first, last = self.profile_steps
         if first > last:
             raise UserError(
-                f"config.inspection.profile_steps = {self.profile_steps}: the first update comes after the last."
+                f"config.inspection.profile_steps = {self.profile_steps}: the first update comes"
+                " after the last."
             )
         if first < 1 and (first, last) != (0, 0):
             raise UserError(
-                f"config.inspection.profile_steps = {self.profile_steps}: updates are counted from 1; (0, 0) = none."
+                f"config.inspection.profile_steps = {self.profile_steps}: updates are counted from"
+                " 1; (0, 0) = none."
             )
         if self.layers_every % config.log.every_steps:
             raise UserError(
-                f"config.inspection.layers_every = {self.layers_every} is not a multiple of config.log.every_steps = "
-                f"{config.log.every_steps}: the other updates have no line in metrics.jsonl."
+                f"config.inspection.layers_every = {self.layers_every} is not a multiple of"
+                f" config.log.every_steps = {config.log.every_steps}: the other updates have no"
+                " line in metrics.jsonl."
             )
 
 

@@ -25,20 +25,26 @@ def run(argv: list[str]) -> int:
     """Return exit code 0 when the arrays are written."""
     parser = arguments.parser(
         "attend",
-        "Writes the attention weights of every layer and head for one pair: encoder [L, N, S, S], decoder\n"
-        "[L, N, T, T] and cross [L, N, T, S] with token labels, as .npz; prints each head's entropy and mean\n"
-        "distance, and the source token that each target token attends to most.",
-        epilog="Example:\n"
-        "  python -m t2t_flax attend --workdir=runs/toy --source='The train leaves on Friday.' \\\n"
-        "      --output=attention.npz --picture=attention.png",
+        "Writes the attention weights of every layer and head for one pair: encoder [L, N, S, S],"
+        " decoder\n[L, N, T, T] and cross [L, N, T, S] with token labels, as .npz; prints each"
+        " head's entropy and mean\ndistance, and the source token that each target token attends to"
+        " most.",
+        epilog=(
+            "Example:\n  python -m t2t_flax attend --workdir=runs/toy --source='The train leaves on"
+            " Friday.' \\\n      --output=attention.npz --picture=attention.png"
+        ),
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
     arguments.add_flags(parser, LINES)
     parser.add_argument("--source", required=True, metavar="TEXT", help="the source sentence")
-    parser.add_argument("--target", metavar="TEXT", help="the target sentence; default: the run's own translation")
+    parser.add_argument(
+        "--target", metavar="TEXT", help="the target sentence; default: the run's own translation"
+    )
     parser.add_argument("--output", required=True, metavar="FILE.npz", help="file for the arrays")
-    parser.add_argument("--picture", metavar="FILE", help="also draw a .png, .pdf or .svg; needs matplotlib")
+    parser.add_argument(
+        "--picture", metavar="FILE", help="also draw a .png, .pdf or .svg; needs matplotlib"
+    )
     args, overrides = arguments.parse(parser, argv)
     arguments.check_output("--output", args.output)
     if args.picture:
@@ -100,7 +106,9 @@ def draw(maps: "AttentionMaps", path: epath.PathLike) -> None:
         columns = maps.decoder_tokens if kind == "decoder" else maps.source_tokens
         rows = maps.source_tokens if kind == "encoder" else maps.target_tokens
         for head, axis in enumerate(row):
-            axis.imshow(getattr(maps, kind)[layer, head], vmin=0, vmax=1, cmap="Blues", aspect="auto")
+            axis.imshow(
+                getattr(maps, kind)[layer, head], vmin=0, vmax=1, cmap="Blues", aspect="auto"
+            )
             axis.set_title(f"{kind} {layer + 1}, head {head + 1}", fontsize=7)
             axis.set_xticks(range(len(columns)), columns, rotation=90, fontsize=5)
             axis.set_yticks(range(len(rows)), rows if head == 0 else [], fontsize=5)
@@ -117,7 +125,11 @@ def check_picture(path: epath.PathLike) -> None:
 
 
 def _table(maps: "AttentionMaps") -> str:
-    lines = ["source  " + " ".join(maps.source_tokens), "target  " + " ".join(maps.target_tokens), ""]
+    lines = [
+        "source  " + " ".join(maps.source_tokens),
+        "target  " + " ".join(maps.target_tokens),
+        "",
+    ]
     lines.append("layer             " + "head: entropy in nats / mean distance in tokens")
     for kind in KINDS:
         weights = getattr(maps, kind)
@@ -125,7 +137,13 @@ def _table(maps: "AttentionMaps") -> str:
         for layer, heads in enumerate(statistics, 1):
             values = "  ".join(f"{e:.2f}/{d:.1f}" for e, d in zip(*heads, strict=True))
             lines.append(f"{kind:8} {layer:2}       {values}")
-    lines += ["", "source token that each target token attends to most (cross-attention, mean of layers and heads)"]
+    lines += [
+        "",
+        (
+            "source token that each target token attends to most (cross-attention, mean of layers"
+            " and heads)"
+        ),
+    ]
     alignment = maps.cross.mean((0, 1))
     for token, row in zip(maps.target_tokens, alignment, strict=True):
         best = int(row.argmax())

@@ -44,10 +44,12 @@ def layers_of(names: str, model: Model) -> list[Layer]:
         elif which.isdecimal() and int(which) < counts.get(stack, 0):
             found.append(Layer(f"{stack}/{int(which)}", f"{stack}_{int(which)}"))
         else:
-            every = " or ".join(f"{stack}/0 to {stack}/{count - 1}" for stack, count in counts.items())
+            every = " or ".join(
+                f"{stack}/0 to {stack}/{count - 1}" for stack, count in counts.items()
+            )
             raise UserError(
-                f"--layers: {name!r} is no layer of this model: expected {every}, counted from 0, or "
-                f"encoder/{EMBEDDINGS} or decoder/{EMBEDDINGS}, the input of the first one."
+                f"--layers: {name!r} is no layer of this model: expected {every}, counted from 0,"
+                f" or encoder/{EMBEDDINGS} or decoder/{EMBEDDINGS}, the input of the first one."
             )
     return found
 
@@ -83,7 +85,11 @@ def hidden_states(
     for source, target in lines:
         run.in_language(source)  # a missing language affects all lines
         try:
-            encoded.append(encode_pair(run, source, target) if target is not None else _source_alone(run, source))
+            encoded.append(
+                encode_pair(run, source, target)
+                if target is not None
+                else _source_alone(run, source)
+            )
         except UserError as error:
             encoded.append(error)
     pairs, found = [ids for ids in encoded if isinstance(ids, PairIds)], {}
@@ -113,7 +119,13 @@ def _source_alone(run: TrainedModel, source: str) -> PairIds:
 
 
 @jax.jit(static_argnums=(0, 1, 2))
-def _outputs(model: Transformer, modules: tuple[str, ...], decoder: bool, params: Any, batch: dict[str, jax.Array]):
+def _outputs(
+    model: Transformer,
+    modules: tuple[str, ...],
+    decoder: bool,
+    params: Any,
+    batch: dict[str, jax.Array],
+):
     """Return the output of each module, float32 [B, L, D]."""
     found: dict[str, jax.Array] = {}
 
@@ -133,7 +145,9 @@ def _outputs(model: Transformer, modules: tuple[str, ...], decoder: bool, params
     return [found[name].astype(jnp.float32) for name in modules]
 
 
-def save(path: str, layers: Sequence[Layer], lines: Sequence[States | None], width: int, *, targets: bool) -> None:
+def save(
+    path: str, layers: Sequence[Layer], lines: Sequence[States | None], width: int, *, targets: bool
+) -> None:
     """Write the states of lines to an .npz; None = a line without rows.
 
     NAME of a layer: float32 [tokens of all lines, D]. source_tokens, target_tokens: their strings.
@@ -142,7 +156,10 @@ def save(path: str, layers: Sequence[Layer], lines: Sequence[States | None], wid
     """
     arrays: dict[str, Any] = {}
     for layer in layers:
-        found = [np.zeros((0, width), np.float32), *(line.hidden[layer.name] for line in lines if line)]
+        found = [
+            np.zeros((0, width), np.float32),
+            *(line.hidden[layer.name] for line in lines if line),
+        ]
         arrays[layer.name] = np.concatenate(found)
     for side in ("source", "target") if targets else ("source",):
         tokens = [line.tokens[side] if line else [] for line in lines]

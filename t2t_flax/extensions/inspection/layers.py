@@ -48,12 +48,18 @@ def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) ->
 
     def after(step: int, batch: DeviceBatch, values: dict[str, Any]) -> None:
         found = dict(zip(names, jax.device_get(measured.pop(step)).tolist(), strict=True))
-        values |= {name: float(f"{x:.{_DIGITS}g}") for name, x in with_ratios(found).items() if math.isfinite(x)}
+        values |= {
+            name: float(f"{x:.{_DIGITS}g}")
+            for name, x in with_ratios(found).items()
+            if math.isfinite(x)
+        }
 
     return [Hook("before", before, every), Hook("update", after, every)]
 
 
-def compile_measure(setup: TrainingSetup) -> tuple[dict[tuple[int, ...], jax.stages.Compiled], list[str]]:
+def compile_measure(
+    setup: TrainingSetup,
+) -> tuple[dict[tuple[int, ...], jax.stages.Compiled], list[str]]:
     """Return (programs of `measure` by batch shape, names of their results).
 
     A program returns its results as one array.
@@ -65,7 +71,9 @@ def compile_measure(setup: TrainingSetup) -> tuple[dict[tuple[int, ...], jax.sta
         names[:] = found
         return jnp.stack(list(found.values()))  # one array, one fetch
 
-    rows, whole = (mesh_lib.named(setup.mesh, spec) for spec in (mesh_lib.MICRO_ROWS, mesh_lib.REPLICATED))
+    rows, whole = (
+        mesh_lib.named(setup.mesh, spec) for spec in (mesh_lib.MICRO_ROWS, mesh_lib.REPLICATED)
+    )
     function = jax.jit(packed, in_shardings=(setup.shardings, rows), out_shardings=whole)
 
     def inputs(shape: Shape) -> tuple:
@@ -84,12 +92,20 @@ def with_ratios(found: Mapping[str, float]) -> dict[str, float]:
 
     That is the RMS of the update over the RMS of the parameters, where the latter is not 0.
     """
-    of_parameters = {name.partition("/")[2]: x for name, x in found.items() if name.startswith("param_rms/") and x}
-    ratios = {f"update_ratio/{name}": found[f"update_rms/{name}"] / x for name, x in of_parameters.items()}
+    of_parameters = {
+        name.partition("/")[2]: x
+        for name, x in found.items()
+        if name.startswith("param_rms/") and x
+    }
+    ratios = {
+        f"update_ratio/{name}": found[f"update_rms/{name}"] / x for name, x in of_parameters.items()
+    }
     return {**found, **ratios}
 
 
-def measure(setup: TrainingSetup, state: TrainState, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def measure(
+    setup: TrainingSetup, state: TrainState, batch: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
     """Return statistics of the update of `state` with this batch [A, B, L]; traced.
 
     The values are float32 scalars by name.
@@ -103,7 +119,9 @@ def measure(setup: TrainingSetup, state: TrainState, batch: dict[str, jax.Array]
     config, parameters, shards = setup.config, setup.parameters, mesh_lib.batch_shards(setup.mesh)
     step = train_step(config, setup.model, recording(setup.tx), setup.mesh, parameters)
     trained, _ = parameters.split(state.params)
-    unknown = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), trained)  # remains if the update is not finite
+    unknown = jax.tree.map(
+        lambda x: jnp.full_like(x, jnp.nan), trained
+    )  # remains if the update is not finite
     new, _ = step(dataclasses.replace(state, opt_state=Recorded(unknown, state.opt_state)), batch)
     old_trained, new_trained = (parameters.split(each.params)[0] for each in (state, new))
     changes = jax.tree.map(jnp.subtract, new_trained, old_trained)
@@ -114,7 +132,9 @@ def measure(setup: TrainingSetup, state: TrainState, batch: dict[str, jax.Array]
     _, rows, length = batch["target"].shape
     some = shards * max(1, min(rows // shards, MOST_TOKENS // (shards * length)))
     of_rows = mesh_lib.named(setup.mesh, mesh_lib.ROWS)
-    first = {name: jax.lax.with_sharding_constraint(x[0, :some], of_rows) for name, x in batch.items()}
+    first = {
+        name: jax.lax.with_sharding_constraint(x[0, :some], of_rows) for name, x in batch.items()
+    }
     noise = Noise(noise_key(config.seed.dropout, state.step), jnp.arange(some, dtype=jnp.uint32))
     return found | activations(setup.model, parameters.merge(state.params), first, noise)
 
@@ -128,7 +148,10 @@ def root_mean_squares(tree: Mapping[str, Any]) -> dict[str, jax.Array]:
     for path, x in flatten_dict(tree, sep="/").items():
         arrays.setdefault(path.rpartition("/")[0] or path, []).append(x)
     squares = lambda x: jnp.sum(jnp.square(x.astype(jnp.float32)))  # noqa: E731
-    return {name: jnp.sqrt(sum(map(squares, xs)) / sum(x.size for x in xs)) for name, xs in arrays.items()}
+    return {
+        name: jnp.sqrt(sum(map(squares, xs)) / sum(x.size for x in xs))
+        for name, xs in arrays.items()
+    }
 
 
 def activations(
@@ -157,13 +180,19 @@ def activations(
             found[f"activation_rms/{path}"] = jnp.sqrt(mean)
         elif path.endswith("/hidden_dropout"):
             active = ((args[0] != 0) & tokens(path)[..., None]).any((0, 1))
-            found[f"dead_units/{path.removesuffix('/hidden_dropout')}"] = 1 - active.astype(jnp.float32).mean()
+            found[f"dead_units/{path.removesuffix('/hidden_dropout')}"] = (
+                1 - active.astype(jnp.float32).mean()
+            )
         return out
 
     with nn.intercept_methods(keep):
         plain = model.clone(remat="none")  # values may leave layers without remat
-        _, state = plain.apply({"params": params}, rows, noise, method="hidden", mutable=["intermediates"])
-    for path, (weights_BxNxTxS, *_) in flatten_dict(state.get("intermediates", {}), sep="/").items():
+        _, state = plain.apply(
+            {"params": params}, rows, noise, method="hidden", mutable=["intermediates"]
+        )
+    for path, (weights_BxNxTxS, *_) in flatten_dict(
+        state.get("intermediates", {}), sep="/"
+    ).items():
         if path.endswith("_attention/weights"):
             entropy_BxNxT = jax.scipy.special.entr(weights_BxNxTxS).sum(-1)
             queries = tokens(path)

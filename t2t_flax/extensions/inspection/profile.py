@@ -29,7 +29,9 @@ class Profile:
     def start_before(self, step: int) -> None:
         """Start the trace if the first update comes within two after `step`."""
         if not self._tracing and step < self._first <= step + 2:
-            self._local = tempfile.TemporaryDirectory(prefix="t2t-flax-") if is_remote(self._folder) else None
+            self._local = (
+                tempfile.TemporaryDirectory(prefix="t2t-flax-") if is_remote(self._folder) else None
+            )
             jax.profiler.start_trace(self._local.name if self._local else str(self._folder))
             self._tracing = True
 

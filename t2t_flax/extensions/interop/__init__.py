@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import TRANSLATIONS, key, one_of
-from t2t_flax.registry import COMMANDS, DECODERS, GROUPS, MODEL_FORMS, TOKENIZER_FILES, Command, ModelForm
+from t2t_flax.registry import (
+    COMMANDS,
+    DECODERS,
+    GROUPS,
+    MODEL_FORMS,
+    TOKENIZER_FILES,
+    Command,
+    ModelForm,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,9 @@ MODEL_FORMS.add(
 )
 DECODERS.add("ctranslate2", "t2t_flax.extensions.interop.ctranslate2_decoder:CTranslate2Decoder")
 TOKENIZER_FILES.add(
-    "SentencePiece model and vocabulary", "t2t_flax.extensions.interop.marian_tokenizer:MarianTokenizer"
+    "SentencePiece model and vocabulary",
+    "t2t_flax.extensions.interop.marian_tokenizer:MarianTokenizer",
 )
-TOKENIZER_FILES.add("symbols split at spaces", "t2t_flax.extensions.shared.list_tokenizer:SymbolTokenizer")
+TOKENIZER_FILES.add(
+    "symbols split at spaces", "t2t_flax.extensions.shared.list_tokenizer:SymbolTokenizer"
+)

@@ -72,10 +72,15 @@ Decoders with the same parameters share them.
 
 
 def _obstacle(config: Config) -> str | None:
-    if different := search_difference(config.decode) or length_difference(config.decode, config.model):
+    if different := search_difference(config.decode) or length_difference(
+        config.decode, config.model
+    ):
         return different
     if rules := [rule.__name__.split(".")[-2:][0] for rule in STEPS.of(config)]:
-        return f"the rules of {' and '.join(rules)} on output tokens are those of the JAX search; decode with it, or without them"
+        return (
+            f"the rules of {' and '.join(rules)} on output tokens are those of the JAX search;"
+            " decode with it, or without them"
+        )
     try:
         check_exportable(config.model)
     except UserError as error:
@@ -106,13 +111,25 @@ def _export(run: "TrainedModel", kind: str) -> _Exported:
     if opened := _OPEN.get((id(run.params), kind)):
         return opened
     vocabularies = tuple(
-        [str(i) for i in range(side.vocab_size)] for side in (run.tokenizers.source, run.tokenizers.target)
+        [str(i) for i in range(side.vocab_size)]
+        for side in (run.tokenizers.source, run.tokenizers.target)
     )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     with tempfile.TemporaryDirectory(prefix="t2t-flax-ctranslate2-") as folder:
         # EOS is among the ids, so no `source_eos`.
-        write_ctranslate2(Path(folder), run.config.model, run.params, vocabularies, source_eos=False, quantization=kind)
-        translator = ctranslate2.Translator(folder, compute_type=kind, inter_threads=cores, intra_threads=1)
+        write_ctranslate2(
+            Path(folder),
+            run.config.model,
+            run.params,
+            vocabularies,
+            source_eos=False,
+            quantization=kind,
+        )
+        translator = ctranslate2.Translator(
+            folder, compute_type=kind, inter_threads=cores, intra_threads=1
+        )
     _OPEN[id(run.params), kind] = opened = _Exported(run.params, translator)
     return opened
 
@@ -123,21 +140,31 @@ def search_difference(config: Decode) -> str | None:
     The text names the keys that make both equal.
     """
     if config.strategy == "sample":
-        return "decode.strategy = sample draws JAX's random numbers; set decode.strategy = beam or greedy"
+        return (
+            "decode.strategy = sample draws JAX's random numbers; set decode.strategy = beam or"
+            " greedy"
+        )
     if config.strategy == "greedy":
         return None
     if config.strategy != "beam":
-        return f"decode.strategy = {config.strategy} is a search of JAX; set decode.strategy = beam or greedy"
+        return (
+            f"decode.strategy = {config.strategy} is a search of JAX; set decode.strategy = beam or"
+            " greedy"
+        )
     keys = []
-    if config.early_stopping == "exact" or config.early_stopping == "top_finished" and config.beam_size > 1:
+    if (
+        config.early_stopping == "exact"
+        or config.early_stopping == "top_finished"
+        and config.beam_size > 1
+    ):
         keys.append("decode.early_stopping = beam_full")
     if config.length_penalty == "gnmt" and config.alpha and config.beam_size > 1:
         keys.append("decode.length_penalty = power (or none)")
     if not keys:
         return None
     return (
-        "CTranslate2 divides log-probabilities by length^alpha and ends a search once beam_size hypotheses have finished; set "
-        + " and ".join(keys)
+        "CTranslate2 divides log-probabilities by length^alpha and ends a search once beam_size"
+        " hypotheses have finished; set " + " and ".join(keys)
     )
 
 
@@ -146,12 +173,14 @@ def length_difference(config: Decode, model: Model) -> str | None:
 
     The text names the keys.
     """
-    longest = math.floor(config.max_length_ratio * config.max_source_length) + config.max_length_offset
+    longest = (
+        math.floor(config.max_length_ratio * config.max_source_length) + config.max_length_offset
+    )
     if model.position == "learned" or max(longest, config.max_source_length) <= POSITIONS:
         return None
     return (
-        f"the exported model has {POSITIONS:,} positions; lower decode.max_source_length, decode.max_length_ratio or "
-        "decode.max_length_offset"
+        f"the exported model has {POSITIONS:,} positions; lower decode.max_source_length,"
+        " decode.max_length_ratio or decode.max_length_offset"
     )
 
 
@@ -171,7 +200,12 @@ class CTranslate2Translator:
         *,
         source_eos: bool = True,
     ):
-        self._exported, self._tokenizers, self._model, self._config = exported, tokenizers, model, config
+        self._exported, self._tokenizers, self._model, self._config = (
+            exported,
+            tokenizers,
+            model,
+            config,
+        )
         self._jax_translate, self._source_eos = jax_translate, source_eos
         self._beams = 1 if config.strategy == "greedy" else config.beam_size
         self._positions = position_limit(model)
@@ -186,10 +220,16 @@ class CTranslate2Translator:
     ) -> list[Translation]:
         """Translate with the same results as `decoding.translator.Translator.translate`."""
         eos = self._source_eos
-        encoded = encode_lines(self._tokenizers, self._model, self._config, lines, prefixes, source_eos=eos)
-        translations = [empty_translation(self._tokenizers, self._config, ids) for ids in encoded.prefixes]
+        encoded = encode_lines(
+            self._tokenizers, self._model, self._config, lines, prefixes, source_eos=eos
+        )
+        translations = [
+            empty_translation(self._tokenizers, self._config, ids) for ids in encoded.prefixes
+        ]
         total = sum(map(bool, encoded.sources))
-        lengths = [len(ids) if self._can_decode(encoded, i) else 0 for i, ids in enumerate(encoded.sources)]
+        lengths = [
+            len(ids) if self._can_decode(encoded, i) else 0 for i, ids in enumerate(encoded.sources)
+        ]
         left = [i for i, ids in enumerate(encoded.sources) if ids and not lengths[i]]
         done, batches = 0, collections.deque(plan_batches(lengths, self._config))
         running: collections.deque[tuple[tuple[int, ...], list]] = collections.deque()
@@ -208,9 +248,15 @@ class CTranslate2Translator:
             if progress:
                 progress(done, total)
         if left:
-            log.info("%d of %d lines are decoded with JAX: CTranslate2 has other rules for them", len(left), total)
+            log.info(
+                "%d of %d lines are decoded with JAX: CTranslate2 has other rules for them",
+                len(left),
+                total,
+            )
             chosen = None if prefixes is None else [prefixes[i] for i in left]
-            for i, translation in zip(left, self._jax_translate([lines[i] for i in left], chosen), strict=True):
+            for i, translation in zip(
+                left, self._jax_translate([lines[i] for i in left], chosen), strict=True
+            ):
                 translations[i] = translation
             if progress:
                 progress(total, total)
@@ -222,7 +268,10 @@ class CTranslate2Translator:
         CTranslate2 counts a forced prefix as certain, so it ranks and scores hypotheses
         differently.
         """
-        return not encoded.prefixes[i] and max(len(encoded.sources[i]), encoded.caps[i]) <= self._positions
+        return (
+            not encoded.prefixes[i]
+            and max(len(encoded.sources[i]), encoded.caps[i]) <= self._positions
+        )
 
     def _start(self, indices: tuple[int, ...], encoded: EncodedLines) -> list:
         """Queue a search; return a future for each sentence."""
@@ -242,7 +291,9 @@ class CTranslate2Translator:
             return_scores=True,
         )
 
-    def _hypotheses(self, result: Any, encoded: EncodedLines, i: int) -> tuple[Hypothesis, ...] | None:
+    def _hypotheses(
+        self, result: Any, encoded: EncodedLines, i: int
+    ) -> tuple[Hypothesis, ...] | None:
         """Return the n-best list, or None.
 
         None if the search may have taken another course than ours. A search that ends before its
@@ -250,7 +301,10 @@ class CTranslate2Translator:
         if none is longer than the sentence's cap, neither was the search, and if all end in EOS, K
         had finished.
         """
-        found = [(tuple(map(int, words)), score) for words, score in zip(result.hypotheses, result.scores, strict=True)]
+        found = [
+            (tuple(map(int, words)), score)
+            for words, score in zip(result.hypotheses, result.scores, strict=True)
+        ]
         cap, beams, best = encoded.caps[i], self._beams, found[0][0]
         if any(PAD in ids or EOS in ids[:-1] or len(ids) > cap for ids, _ in found):
             return None
@@ -297,11 +351,15 @@ class CTranslate2Decoder(CTranslate2Translator, Decoder):
     def __init__(self, model: "TrainedModel"):
         if any(device.process_index != jax.process_index() for device in model.mesh.devices.flat):
             raise UserError(
-                "config.decode.engine = ctranslate2: the parameters are divided among several processes; use one."
+                "config.decode.engine = ctranslate2: the parameters are divided among several"
+                " processes; use one."
             )
         config = model.config
         self.version, self.dtype = installed_version() or "", CTranslate2.of(config).quantization
-        self._model_in_memory, jax_translate = _export(model, self.dtype), JaxDecoder(model).translate
+        self._model_in_memory, jax_translate = (
+            _export(model, self.dtype),
+            JaxDecoder(model).translate,
+        )
         super().__init__(
             self._model_in_memory.translator,
             model.tokenizers,

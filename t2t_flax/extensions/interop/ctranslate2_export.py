@@ -18,7 +18,16 @@ from t2t_flax.errors import UserError, install_hint
 from t2t_flax.extensions.interop.layer_names import CTRANSLATE2, require_supported
 from t2t_flax.models.embeddings import sinusoid_halves, sinusoid_interleaved
 
-QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
+QUANTIZATIONS = (
+    "int8",
+    "int8_float32",
+    "int8_float16",
+    "int8_bfloat16",
+    "int16",
+    "float16",
+    "bfloat16",
+    "float32",
+)
 POSITIONS = 2048
 """Rows of the sinusoid table: maximum tokens of a source or translation."""
 _NEVER = -1e4  # bias of a class that the model lacks, representable in float16
@@ -30,13 +39,16 @@ def check_exportable(config: Model) -> None:
         "mixer": ("attention",),
         "attention_score": ("scaled_dot", "dot"),
         "position": ("sinusoid_interleaved", "sinusoid_halves", "learned", "none"),
-        "final_norm": ("auto", "none") if config.norm_placement == "post" else ("auto", "both", "none"),
+        "final_norm": (
+            ("auto", "none") if config.norm_placement == "post" else ("auto", "both", "none")
+        ),
     }
     advice = "--format=safetensors exports every model."
     require_supported(config, supported, "CTranslate2", advice)
     if not config.num_encoder_layers:
         raise UserError(
-            f"model.num_encoder_layers = 0 cannot be exported to CTranslate2, which reads layer 0. {advice}"
+            "model.num_encoder_layers = 0 cannot be exported to CTranslate2, which reads layer 0."
+            f" {advice}"
         )
 
 
@@ -53,19 +65,23 @@ def not_carried(config: Config) -> list[str]:
     d, notes = config.decode, []
     if d.strategy == "beam" and d.beam_size > 1 and d.length_penalty == "gnmt" and d.alpha:
         notes.append(
-            f"decode.length_penalty = gnmt, the divisor ((5 + length) / 6)^{d.alpha:g}: CTranslate2 divides by "
-            "length^length_penalty, which favours longer translations."
+            f"decode.length_penalty = gnmt, the divisor ((5 + length) / 6)^{d.alpha:g}: CTranslate2"
+            " divides by length^length_penalty, which favours longer translations."
         )
     if d.strategy == "beam" and d.beam_size > 1 and d.early_stopping != "beam_full":
         notes.append(
-            f"decode.early_stopping = {d.early_stopping}: CTranslate2 stops once beam_size hypotheses have finished (beam_full)."
+            f"decode.early_stopping = {d.early_stopping}: CTranslate2 stops once beam_size"
+            " hypotheses have finished (beam_full)."
         )
     if d.max_length_ratio:
         notes.append(
-            f"decode.max_length_ratio = {d.max_length_ratio:g}: max_decoding_length does not depend on the length of the source."
+            f"decode.max_length_ratio = {d.max_length_ratio:g}: max_decoding_length does not depend"
+            " on the length of the source."
         )
     if d.strategy == "sample" and d.epsilon:
-        notes.append(f"decode.epsilon = {d.epsilon:g}: CTranslate2 samples from tokens of any probability.")
+        notes.append(
+            f"decode.epsilon = {d.epsilon:g}: CTranslate2 samples from tokens of any probability."
+        )
     return notes
 
 
@@ -93,16 +109,20 @@ def write_ctranslate2(
         import ctranslate2
         from ctranslate2.specs import TransformerSpec
     except ModuleNotFoundError:
-        raise UserError(f"--format=ctranslate2 needs the package ctranslate2: {install_hint('ctranslate2')}.") from None
+        raise UserError(
+            f"--format=ctranslate2 needs the package ctranslate2: {install_hint('ctranslate2')}."
+        ) from None
     activations = ctranslate2.specs.Activation
     spec = TransformerSpec.from_config(
         (config.num_encoder_layers, config.num_decoder_layers),
         config.num_heads,
         pre_norm=config.norm_placement == "pre",
         no_final_norm=config.norm_placement == "post" or config.final_norm == "none",
-        activation={"relu": activations.RELU, "gelu": activations.GELUTanh, "swish": activations.SWISH}[
-            config.activation
-        ],
+        activation={
+            "relu": activations.RELU,
+            "gelu": activations.GELUTanh,
+            "swish": activations.SWISH,
+        }[config.activation],
         ffn_glu=config.feed_forward == "gated",
         rms_norm=config.norm_type == "rmsnorm",
     )
@@ -128,7 +148,9 @@ def write_ctranslate2(
     spec.save(str(folder))
 
 
-def _set_tables(spec: Any, config: Model, params: Any, source: Sequence[str], target: Sequence[str]) -> list[str]:
+def _set_tables(
+    spec: Any, config: Model, params: Any, source: Sequence[str], target: Sequence[str]
+) -> list[str]:
     """Set embeddings, projection and start token; return the target vocabulary."""
     names = {
         "all": ("shared_embedding",) * 3,
@@ -144,7 +166,9 @@ def _set_tables(spec: Any, config: Model, params: Any, source: Sequence[str], ta
     if config.decoder_start_token == "bos":  # a separate token, never predicted
         row = _float32(params["decoder_start_token"]["bos"])
         table, projection = np.vstack([table, row]), np.vstack([projection, np.zeros_like(row)])
-        bias = np.append(np.zeros(len(target), np.float32) if bias is None else bias, np.float32(_NEVER))
+        bias = np.append(
+            np.zeros(len(target), np.float32) if bias is None else bias, np.float32(_NEVER)
+        )
         target.append(start)
     spec.encoder.embeddings[0].weight = tables[0][: len(source)]
     spec.decoder.embeddings.weight, spec.decoder.projection.weight = table, projection
@@ -169,7 +193,9 @@ def _positions(config: Model, params: Any, side: str) -> np.ndarray:
         return _float32(params[f"{side}_positions"]["table"])
     if config.position == "none":
         return np.zeros((POSITIONS, config.d_model), np.float32)
-    vectors = {"sinusoid_interleaved": sinusoid_interleaved, "sinusoid_halves": sinusoid_halves}[config.position]
+    vectors = {"sinusoid_interleaved": sinusoid_interleaved, "sinusoid_halves": sinusoid_halves}[
+        config.position
+    ]
     return _float32(vectors(np.arange(POSITIONS) + config.position_offset, config.d_model))
 
 

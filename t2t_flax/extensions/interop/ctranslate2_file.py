@@ -57,12 +57,17 @@ class _Reader:
 
     def take(self, count: int) -> bytes:
         if self._at + count > len(self._data):
-            raise self.error(f"ends after {len(self._data):,} bytes, before the end of its arrays: it is truncated or")
+            raise self.error(
+                f"ends after {len(self._data):,} bytes, before the end of its arrays: it is"
+                " truncated or"
+            )
         self._at += count
         return self._data[self._at - count : self._at]
 
     def error(self, what: str) -> UserError:
-        return UserError(f"{self._path} {what} not a model.bin of CTranslate2. Copy the model again.")
+        return UserError(
+            f"{self._path} {what} not a model.bin of CTranslate2. Copy the model again."
+        )
 
     @property
     def at_end(self) -> bool:
@@ -80,7 +85,8 @@ def read_model_bin(path: Path) -> ModelFile:
         raise reader.error(f"begins with version {version}: it is")
     if version != VERSION:
         raise UserError(
-            f"{path} has binary version {version}; expected {VERSION}, which ctranslate2 4 converts models to."
+            f"{path} has binary version {version}; expected {VERSION}, which ctranslate2 4 converts"
+            " models to."
         )
     spec, _ = reader.string(), reader.number("I")  # the class and its revision
     arrays = {}
@@ -103,7 +109,9 @@ def _array(reader: _Reader, name: str) -> np.ndarray:
     kind, count = reader.number("B"), reader.number("I")
     dtype = _DTYPES[kind] if kind < len(_DTYPES) else None
     if dtype is None or count != math.prod(shape) * np.dtype(dtype).itemsize:
-        raise reader.error(f"says that {name!r} has {count} bytes of type {kind} for shape {tuple(shape)}: it is")
+        raise reader.error(
+            f"says that {name!r} has {count} bytes of type {kind} for shape {tuple(shape)}: it is"
+        )
     try:
         return np.frombuffer(reader.take(count), dtype).reshape(shape)
     except ValueError:  # more dimensions than NumPy has
@@ -116,14 +124,20 @@ def _dequantized(reader: _Reader, arrays: dict[str, np.ndarray]) -> dict[str, np
     int8 weights have a scale for each row, int16 weights one in all: the weight is the integer /
     scale.
     """
-    scales = {name for name in arrays if name.endswith("_scale") and name.removesuffix("_scale") in arrays}
+    scales = {
+        name for name in arrays if name.endswith("_scale") and name.removesuffix("_scale") in arrays
+    }
     out = {name: x for name, x in arrays.items() if name not in scales}
     for scale in scales:
         name, divisor = scale.removesuffix("_scale"), np.asarray(arrays[scale], np.float32)
         x = out[name].astype(np.float32)
         if divisor.size != 1 and divisor.shape != x.shape[: divisor.ndim]:
-            raise reader.error(f"has scales of shape {divisor.shape} for {name!r} of shape {x.shape}: it is")
-        divisor = divisor.reshape(divisor.shape + (1,) * (x.ndim - divisor.ndim) if divisor.size != 1 else ())
+            raise reader.error(
+                f"has scales of shape {divisor.shape} for {name!r} of shape {x.shape}: it is"
+            )
+        divisor = divisor.reshape(
+            divisor.shape + (1,) * (x.ndim - divisor.ndim) if divisor.size != 1 else ()
+        )
         with np.errstate(all="ignore"):  # non-finite numbers are rejected where they are used
             out[name] = x / divisor
     return out
@@ -139,18 +153,23 @@ def read_npz(path: Path) -> ModelFile:
             unpacked = sum(member.file_size for member in archive.infolist())
         if unpacked > _MOST_UNPACKED * path.stat().st_size:
             raise UserError(
-                f"{path} would unpack to {unpacked:,} bytes, more than {_MOST_UNPACKED} times its own, as no weights "
-                "do, and is not read. Copy the model again, from a source that you trust."
+                f"{path} would unpack to {unpacked:,} bytes, more than {_MOST_UNPACKED} times its"
+                " own, as no weights do, and is not read. Copy the model again, from a source that"
+                " you trust."
             )
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except UserError:
         raise
     except Exception as error:  # any error in the archive, its compression or its arrays
-        raise UserError(f"{path} is not a readable NumPy archive (.npz): {first_line(error)}") from None
+        raise UserError(
+            f"{path} is not a readable NumPy archive (.npz): {first_line(error)}"
+        ) from None
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
-            raise UserError(f"{path} is not a readable NumPy archive (.npz): its {name} is not an array.")
+            raise UserError(
+                f"{path} is not a readable NumPy archive (.npz): its {name} is not an array."
+            )
     return ModelFile(path, "", arrays)
 
 
@@ -164,8 +183,8 @@ def vocabulary_file(folder: Path, side: str) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise UserError(
-        f"there is no {folder / names[1]}: expected one token per line, in the order of the embedding rows, or {names[0]}, or "
-        "the same as shared_vocabulary."
+        f"there is no {folder / names[1]}: expected one token per line, in the order of the"
+        f" embedding rows, or {names[0]}, or the same as shared_vocabulary."
     )
 
 
@@ -186,5 +205,7 @@ def _lines(text: str) -> list[str]:
 
     Either "\r\n" ends all lines, or "\n" alone does, and "\r" may be a token.
     """
-    end = "\r\n" if all(line.endswith("\r") for line in text.removesuffix("\n").split("\n")) else "\n"
+    end = (
+        "\r\n" if all(line.endswith("\r") for line in text.removesuffix("\n").split("\n")) else "\n"
+    )
     return text.removesuffix(end).split(end)

@@ -32,7 +32,13 @@ from t2t_flax.extensions.interop.imported import (
     stated_language,
 )
 from t2t_flax.extensions.interop.json_settings import read_json
-from t2t_flax.extensions.interop.layer_names import CTRANSLATE2, Positions, recognize_positions, reordered, sines_first
+from t2t_flax.extensions.interop.layer_names import (
+    CTRANSLATE2,
+    Positions,
+    recognize_positions,
+    reordered,
+    sines_first,
+)
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 
 NAME = "CTranslate2"
@@ -41,12 +47,25 @@ PADDING = ("<pad>", "<blank>")
 """Names of the padding token, if a model has one."""
 _STACKS = {"source": "encoder", "target": "decoder"}
 _ACTIVATIONS = {0: "relu", 1: "gelu", 2: "swish"}
-_ACTIVATION_NAMES = ("ReLU", "GELU (tanh)", "swish", "GELU (erf)", "GELU (sigmoid)", "tanh", "sigmoid")
+_ACTIVATION_NAMES = (
+    "ReLU",
+    "GELU (tanh)",
+    "swish",
+    "GELU (erf)",
+    "GELU (sigmoid)",
+    "tanh",
+    "sigmoid",
+)
 _TEXTS = ("unk_token", "eos_token", "decoder_start_token", "source_language", "target_language")
 _FLAGS = ("add_source_bos", "add_source_eos")
-_SETTING_TYPES = dict.fromkeys(_TEXTS, str) | {"layer_norm_epsilon": float} | dict.fromkeys(_FLAGS, bool)
+_SETTING_TYPES = (
+    dict.fromkeys(_TEXTS, str) | {"layer_norm_epsilon": float} | dict.fromkeys(_FLAGS, bool)
+)
 _NEVER_PREDICTED = -1e3
-_EXPECTED = "an encoder-decoder Transformer with biases in dense feed-forward layers and an output projection"
+_EXPECTED = (
+    "an encoder-decoder Transformer with biases in dense feed-forward layers and an output"
+    " projection"
+)
 
 
 def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> ImportedModel:
@@ -102,13 +121,19 @@ def read_ctranslate2(path: str | Path, num_heads: int = 0) -> CTranslate2Model:
     """
     path = Path(path)
     if path.is_dir():
-        path = next((path / name for name in WEIGHTS if (path / name).is_file()), path / " or ".join(WEIGHTS))
+        path = next(
+            (path / name for name in WEIGHTS if (path / name).is_file()),
+            path / " or ".join(WEIGHTS),
+        )
     folder = path.parent
     if not path.is_file():
         raise UserError(f"there is no {path}: expected the weights of CTranslate2.")
     file = read_npz(path) if path.suffix == ".npz" else read_model_bin(path)
     if file.spec not in ("", "TransformerSpec"):
-        raise UserError(f"{path} holds a {file.spec}; expected an encoder-decoder Transformer (TransformerSpec).")
+        raise UserError(
+            f"{path} holds a {file.spec}; expected an encoder-decoder Transformer"
+            " (TransformerSpec)."
+        )
     arrays, settings = NamedArrays(path, file.arrays, _EXPECTED), _settings(folder)
     encoder_table = "encoder/embeddings_0/weight" if "encoder/embeddings_0/weight" in arrays else ""
     tables = {
@@ -119,15 +144,22 @@ def read_ctranslate2(path: str | Path, num_heads: int = 0) -> CTranslate2Model:
     if tables["target"].shape[1] != d_model:
         arrays.take("decoder/embeddings/weight", 0, d_model)
     num_heads = _num_heads(arrays, num_heads, d_model)
-    vocabularies = {side: _vocabulary(folder, side, settings, len(table)) for side, table in tables.items()}
+    vocabularies = {
+        side: _vocabulary(folder, side, settings, len(table)) for side, table in tables.items()
+    }
     model, positions = _model(arrays, settings, d_model, num_heads)
     model, params, vocabularies = _tables(arrays, model, tables, vocabularies, settings)
     params |= {f"{side}_positions": {"table": table} for side, table in positions.tables.items()}
-    for stack, count in (("encoder", model.num_encoder_layers), ("decoder", model.num_decoder_layers)):
+    for stack, count in (
+        ("encoder", model.num_encoder_layers),
+        ("decoder", model.num_decoder_layers),
+    ):
         if f"{stack}/layer_norm/gamma" in arrays:
             params[f"{stack}_norm"] = CTRANSLATE2.read_norm(arrays, f"{stack}/layer_norm", model)
         for n in range(count):
-            params[f"{stack}_{n}"] = CTRANSLATE2.read(arrays, f"{stack}/layer_{n}/", model, cross=stack == "decoder")
+            params[f"{stack}_{n}"] = CTRANSLATE2.read(
+                arrays, f"{stack}/layer_{n}/", model, cross=stack == "decoder"
+            )
     arrays.refuse_unused()
     if positions.scheme.sines_first:
         params = reordered(params, np.argsort(sines_first(d_model)))
@@ -143,7 +175,10 @@ def _settings(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     settings = read_json(path, _SETTING_TYPES) if path.exists() else {}
     if settings.get("add_source_bos"):
-        raise UserError(f"{path}: add_source_bos = true is not supported: sources here have no token before them.")
+        raise UserError(
+            f"{path}: add_source_bos = true is not supported: sources here have no token before"
+            " them."
+        )
     return {key: value for key, value in settings.items() if value is not None}
 
 
@@ -151,15 +186,23 @@ def _num_heads(arrays: NamedArrays, given: int, d_model: int) -> int:
     known = [int(arrays.scalar(f"{stack}/num_heads", 0)) for stack in _STACKS.values()]
     if known[0] != known[1]:
         raise UserError(
-            f"{arrays.path} has {known[0]} heads in the encoder and {known[1]} in the decoder; expected one number."
+            f"{arrays.path} has {known[0]} heads in the encoder and {known[1]} in the decoder;"
+            " expected one number."
         )
     if given and known[0] and given != known[0]:
-        raise UserError(f"--num-heads={given}, but {arrays.path} has {known[0]} heads: leave the flag out.")
+        raise UserError(
+            f"--num-heads={given}, but {arrays.path} has {known[0]} heads: leave the flag out."
+        )
     heads = given or known[0]
     if not heads:
-        raise UserError(f"{arrays.path} does not say how many attention heads the model has: give --num-heads=N.")
+        raise UserError(
+            f"{arrays.path} does not say how many attention heads the model has: give"
+            " --num-heads=N."
+        )
     if heads < 1 or d_model % heads:
-        raise UserError(f"num_heads = {heads} does not divide the model's width, {d_model} ({arrays.path}).")
+        raise UserError(
+            f"num_heads = {heads} does not divide the model's width, {d_model} ({arrays.path})."
+        )
     return heads
 
 
@@ -169,10 +212,15 @@ def _vocabulary(folder: Path, side: str, settings: dict[str, Any], rows: int) ->
     if unknown not in tokens and len(tokens) < rows:
         tokens.append(unknown)  # CTranslate2 appends its row after the last token
     if len(tokens) != rows:
-        raise UserError(f"{path} has {len(tokens)} tokens including {unknown}, but the embedding has {rows} rows.")
+        raise UserError(
+            f"{path} has {len(tokens)} tokens including {unknown}, but the embedding has {rows}"
+            " rows."
+        )
     end = settings.get("eos_token", "</s>")
     if end not in tokens:
-        raise UserError(f"{path} has no {end}; expected the token that ends a sentence among its tokens.")
+        raise UserError(
+            f"{path} has no {end}; expected the token that ends a sentence among its tokens."
+        )
     pad = next((token for token in PADDING if token in tokens), PADDING[0])
     return renumbered(tokens, {PAD: pad, EOS: end, UNK: unknown}, path)
 
@@ -194,11 +242,16 @@ def _model(
     """
     flags = {stack: _flags(arrays, stack, d_model) for stack in _STACKS.values()}
     if flags["encoder"] != flags["decoder"]:
-        raise UserError(f"{arrays.path}: encoder and decoder differ: {flags['encoder']} and {flags['decoder']}.")
+        raise UserError(
+            f"{arrays.path}: encoder and decoder differ: {flags['encoder']} and {flags['decoder']}."
+        )
     pre_norm, activation, scaled, final_norm = flags["encoder"].values()
     if activation not in _ACTIVATIONS:
         name = dict(enumerate(_ACTIVATION_NAMES)).get(activation, f"number {activation}")
-        raise UserError(f"{arrays.path}: the activation {name} is not one of {', '.join(_ACTIVATIONS.values())}.")
+        raise UserError(
+            f"{arrays.path}: the activation {name} is not one of"
+            f" {', '.join(_ACTIVATIONS.values())}."
+        )
     for name in ("encoder/multi_query_attention", "decoder/alibi", "decoder/scale_outputs"):
         if arrays.scalar(name, 0):
             raise UserError(f"{arrays.path}: {name} is set, which is not supported.")
@@ -210,7 +263,9 @@ def _model(
     norm_type = "layernorm" if f"{ffn}/layer_norm/beta" in arrays else "rmsnorm"
     epsilon = settings.get("layer_norm_epsilon")
     if epsilon is None and norm_type == "rmsnorm":
-        raise UserError(f"{arrays.path.parent / 'config.json'} has no layer_norm_epsilon, which RMSNorm needs.")
+        raise UserError(
+            f"{arrays.path.parent / 'config.json'} has no layer_norm_epsilon, which RMSNorm needs."
+        )
     model = Model(
         num_encoder_layers=arrays.count("encoder/layer_"),
         num_decoder_layers=arrays.count("decoder/layer_"),
@@ -241,7 +296,9 @@ def _flags(arrays: NamedArrays, stack: str, d_model: int) -> dict[str, int | boo
         scale = math.sqrt(d_model) if scale else 1.0
     scaled = math.isclose(scale, math.sqrt(d_model), rel_tol=1e-5)
     if not scaled and scale != 1:
-        raise UserError(f"{arrays.path}: {name} = {scale:g}; expected the square root of the width, or none.")
+        raise UserError(
+            f"{arrays.path}: {name} = {scale:g}; expected the square root of the width, or none."
+        )
     return {
         "pre_norm": bool(arrays.scalar(f"{stack}/pre_norm", 1)),
         "activation": int(arrays.scalar(f"{stack}/activation", 0)),
@@ -257,7 +314,9 @@ def _attention_score(arrays: NamedArrays) -> str:
     scales = {arrays.scalar(f"{name}/queries_scale", 0) for name in names}
     if scales not in ({0}, {1}):
         shown = ", ".join(f"{scale:g}" for scale in sorted(scales))
-        raise UserError(f"{arrays.path}: queries_scale is {shown}; expected 1 in every layer, or none.")
+        raise UserError(
+            f"{arrays.path}: queries_scale is {shown}; expected 1 in every layer, or none."
+        )
     return "dot" if scales == {1} else "scaled_dot"
 
 
@@ -276,7 +335,9 @@ def _positions(arrays: NamedArrays, d_model: int) -> _PositionTables:
     if known[0] is not None and known[0] == known[1]:
         return _PositionTables(known[0])
     if len(tables["source"]) != len(tables["target"]):
-        raise UserError(f"{arrays.path}: {' and '.join(names.values())} have different numbers of positions.")
+        raise UserError(
+            f"{arrays.path}: {' and '.join(names.values())} have different numbers of positions."
+        )
     return _PositionTables(Positions("learned"), tables)
 
 
@@ -293,7 +354,11 @@ def _tables(
     """
     width = len(tables["target"])
     projection = arrays.take("decoder/projection/weight", width, model.d_model)
-    bias = arrays.take("decoder/projection/bias", width) if "decoder/projection/bias" in arrays else None
+    bias = (
+        arrays.take("decoder/projection/bias", width)
+        if "decoder/projection/bias" in arrays
+        else None
+    )
     target = vocabularies["target"]
     start = settings.get("decoder_start_token", "<s>")
     params: dict[str, Any] = {}
@@ -304,19 +369,28 @@ def _tables(
     elif start in target.tokens:
         kind, row = "bos", target.rows[target.tokens.index(start)]
         params["decoder_start_token"] = {"bos": tables["target"][row]}
-        if bias is not None and bias[row] <= _NEVER_PREDICTED:  # only an input vector, not an output token
+        if (
+            bias is not None and bias[row] <= _NEVER_PREDICTED
+        ):  # only an input vector, not an output token
             target = target.without(start)
             bias = bias if np.any(target.take(bias)) else None
     else:
         path = vocabulary_file(arrays.path.parent, "target")
-        raise UserError(f"{path} has no {start}; expected the token before the first one of a translation.")
+        raise UserError(
+            f"{path} has no {start}; expected the token before the first one of a translation."
+        )
     source_table = vocabularies["source"].take(tables["source"])
     target_table, output_table = target.take(tables["target"]), target.take(projection)
     if (output_bias := target.take_bias(bias)) is not None:
         params["output_bias"] = output_bias
-    one_vocabulary = vocabularies["source"].tokens == target.tokens and np.array_equal(source_table, target_table)
+    one_vocabulary = vocabularies["source"].tokens == target.tokens and np.array_equal(
+        source_table, target_table
+    )
     if not np.array_equal(target_table, output_table):
-        tied, named = "none", {"source": source_table, "target": target_table, "output": output_table}
+        tied, named = (
+            "none",
+            {"source": source_table, "target": target_table, "output": output_table},
+        )
     elif one_vocabulary:
         tied, named = "all", {"shared": target_table}
     else:
@@ -331,17 +405,20 @@ def _tables(
 def _tokenizers(folder: Path, vocabularies: list[list[str]], notes: list[str]) -> TokenizerPair:
     if (folder / "tokenizer").is_dir():
         pair = TokenizerPair.load(folder / "tokenizer")
-        for side, tokenizer, tokens in zip(_STACKS, (pair.source, pair.target), vocabularies, strict=True):
+        for side, tokenizer, tokens in zip(
+            _STACKS, (pair.source, pair.target), vocabularies, strict=True
+        ):
             if tokenizer.pieces(range(tokenizer.vocab_size)) != tokens:
                 raise UserError(
-                    f"{folder / 'tokenizer'} is not the tokenizer of this model: its pieces are not those of "
-                    f"{vocabulary_file(folder, side).name}."
+                    f"{folder / 'tokenizer'} is not the tokenizer of this model: its pieces are not"
+                    f" those of {vocabulary_file(folder, side).name}."
                 )
         return pair
     if (found := sentencepiece_pair(folder, *vocabularies)) is not None:
         return found
     notes.append(
-        "no tokenizer beside the model (tokenizer/, or source.spm and target.spm): tokens are separated by spaces"
+        "no tokenizer beside the model (tokenizer/, or source.spm and target.spm): tokens are"
+        " separated by spaces"
     )
     source, target = (SymbolTokenizer(SymbolTokenizer.write(tokens[3:])) for tokens in vocabularies)
     return TokenizerPair(source, source if vocabularies[0] == vocabularies[1] else target)

@@ -39,10 +39,13 @@ def check_export(config: Config, kind: str, quantization: str | None) -> None:
     """Raise UserError if a model of this config cannot be exported to this format."""
     if quantization is not None and quantization not in FORMATS[kind]:
         raise UserError(
-            f"--quantization={quantization} is not a type of --format={kind}: expected {', '.join(FORMATS[kind])}."
+            f"--quantization={quantization} is not a type of --format={kind}: expected"
+            f" {', '.join(FORMATS[kind])}."
         )
     if config.data.task != "translation" and kind != "safetensors":
-        raise UserError(f"data.task = {config.data.task} can be exported with --format=safetensors only.")
+        raise UserError(
+            f"data.task = {config.data.task} can be exported with --format=safetensors only."
+        )
     if kind == "ctranslate2":
         ctranslate2_export.check_exportable(config.model)
     elif kind == "huggingface":
@@ -81,11 +84,15 @@ def export(
     codes = codes_of([*trained, *zero_shot])
     check_representable(safetensors_file.flatten(params), dtype)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(exclusive_writer(folder, "export"))  # removes leftovers of a killed export
+        stack.enter_context(
+            exclusive_writer(folder, "export")
+        )  # removes leftovers of a killed export
         refuse_existing(folder, "--output")
         path = Path(stack.enter_context(atomic_directory(folder, replace=False)))
         if kind == "ctranslate2":
-            vocabularies = tuple(t.pieces(range(t.vocab_size)) for t in (tokenizers.source, tokenizers.target))
+            vocabularies = tuple(
+                t.pieces(range(t.vocab_size)) for t in (tokenizers.source, tokenizers.target)
+            )
             ctranslate2_export.write_ctranslate2(
                 path,
                 config.model,
@@ -99,19 +106,30 @@ def export(
             marian_export.write_marian(path, config, params, tokenizers, dtype=dtype)
         else:
             merged = parameters_of(config).merged_config(config)
-            write_model(path, merged, params, dtype=dtype, steps=tuple(steps), tokenizer=tokenizers.digest)
+            write_model(
+                path, merged, params, dtype=dtype, steps=tuple(steps), tokenizer=tokenizers.digest
+            )
         if kind != "huggingface":
             tokenizers.save(path / "tokenizer")
         if kind == "ctranslate2" and isinstance(tokenizers.source, MarianTokenizer):
             marian_export.write_sentencepiece(path, tokenizers)
-        usage = {"ctranslate2": _ctranslate2, "huggingface": _huggingface, "safetensors": _safetensors}[kind]
+        usage = {
+            "ctranslate2": _ctranslate2,
+            "huggingface": _huggingface,
+            "safetensors": _safetensors,
+        }[kind]
         heading = f"# {codes} model, {kind} {dtype}"
-        parts = [heading, f"Exported from {origin} by t2t_flax." if origin else "Exported by t2t_flax."]
+        parts = [
+            heading,
+            f"Exported from {origin} by t2t_flax." if origin else "Exported by t2t_flax.",
+        ]
         parts.append(usage(tokenizers, config))
         if tokenizers.source.target_languages:
             parts.append(_directions(tokenizers, trained, zero_shot, kind))
         if lost := _NOT_CARRIED[kind](config):
-            parts.append("## What this format does not hold\n\n" + "\n".join(f"- {note}" for note in lost))
+            parts.append(
+                "## What this format does not hold\n\n" + "\n".join(f"- {note}" for note in lost)
+            )
         parts += sections(config, trained, scores, dtype)
         head = front_matter(config, [*trained, *zero_shot], kind, license)
         (path / "README.md").write_text(head + "\n\n".join(parts) + "\n", encoding="utf-8")
@@ -133,7 +151,8 @@ def _own_rules(config: Config) -> list[str]:
     notes, names = [], [name for keys in STEPS.values() for name in keys]
     if config.decode.strategy not in ("beam", "greedy", "sample"):
         notes.append(
-            f"decode.strategy = {config.decode.strategy}: there is plain beam search, greedy search or sampling."
+            f"decode.strategy = {config.decode.strategy}: there is plain beam search, greedy search"
+            " or sampling."
         )
     notes += [
         f"{name} = {value}: a rule of t2t_flax alone."
@@ -144,7 +163,10 @@ def _own_rules(config: Config) -> list[str]:
 
 
 def _directions(
-    tokenizers: TokenizerPair, trained: Sequence[Direction], zero_shot: Sequence[Direction], kind: str
+    tokenizers: TokenizerPair,
+    trained: Sequence[Direction],
+    zero_shot: Sequence[Direction],
+    kind: str,
 ) -> str:
     """Return the paragraph on a model's directions and the choice of the target language."""
     text = f"## Directions\n\nTrained: {', '.join(map(str, trained))}."
@@ -154,11 +176,19 @@ def _directions(
     languages = list(tokenizers.source.target_languages)
     first = languages[0]
     how = {
-        "huggingface": f"A token before the source text chooses the target language: `{token_of(first)} ...`. The tokenizer "
-        "takes it as one piece at the beginning of a text, also of a text that has it by chance.",
-        "ctranslate2": f"The first source token chooses the target language: `{token_of(first)}`. No text is tokenized to "
-        "it, so it is put before the pieces of the text, as above.",
-        "safetensors": f"`{token_of(first)}` before a line chooses the target language: a control symbol of the tokenizer.",
+        "huggingface": (
+            f"A token before the source text chooses the target language: `{token_of(first)} ...`."
+            " The tokenizer takes it as one piece at the beginning of a text, also of a text that"
+            " has it by chance."
+        ),
+        "ctranslate2": (
+            f"The first source token chooses the target language: `{token_of(first)}`. No text is"
+            " tokenized to it, so it is put before the pieces of the text, as above."
+        ),
+        "safetensors": (
+            f"`{token_of(first)}` before a line chooses the target language: a control symbol of"
+            " the tokenizer."
+        ),
     }[kind]
     known = " ".join(f"`{token_of(language)}`" for language in languages)
     return f"{text} {how} The tokens: {known}."
@@ -178,11 +208,14 @@ def _safetensors(tokenizers: TokenizerPair, config: Config) -> str:
     language = _example_language(tokenizers)
     symbol = f"{_token(tokenizers, 'safetensors', language)} " if language else ""
     return (
-        f"`{MODEL_FILE}` holds the parameters by their paths; its metadata holds the config. This folder is a `--workdir` "
+        f"`{MODEL_FILE}` holds the parameters by their paths; its metadata holds the config. This"
+        " folder is a `--workdir` "
         "for every command of t2t_flax that reads a run:\n\n"
-        f'```\necho "{symbol}..." | python -m t2t_flax translate --workdir=FOLDER\n```\n\nWithout JAX:\n\n'
+        f'```\necho "{symbol}..." | python -m t2t_flax translate --workdir=FOLDER\n```\n\nWithout'
+        " JAX:\n\n"
         "```python\nfrom safetensors.numpy import load_file\n\n"
-        f'params = load_file("{MODEL_FILE}")  # {{"encoder_0/feed_forward/Einsum_0/kernel": array, ...}}\n```'
+        f'params = load_file("{MODEL_FILE}")  # {{"encoder_0/feed_forward/Einsum_0/kernel": array,'
+        " ...}\n```"
     )
 
 
@@ -191,10 +224,12 @@ def _huggingface(tokenizers: TokenizerPair, config: Config) -> str:
     start = f"{marian_token(language)} " if language else ""
     return (
         "```python\nfrom transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
-        'tokenizer, model = AutoTokenizer.from_pretrained("."), AutoModelForSeq2SeqLM.from_pretrained(".")\n'
+        'tokenizer, model = AutoTokenizer.from_pretrained("."),'
+        ' AutoModelForSeq2SeqLM.from_pretrained(".")\n'
         f'batch = tokenizer(["{start}It is late."], return_tensors="pt", padding=True)\n'
         "print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))\n```\n\n"
-        "The order of the model's features is Marian's: sines before cosines. Padding has no probability."
+        "The order of the model's features is Marian's: sines before cosines. Padding has no"
+        " probability."
     )
 
 
@@ -204,7 +239,11 @@ def _ctranslate2(tokenizers: TokenizerPair, config: Config) -> str:
     if options["beam_size"] > 1:
         options["length_penalty"] = 0.0 if d.length_penalty == "none" else d.alpha
     if d.strategy == "sample":
-        options |= {"sampling_topk": d.top_k, "sampling_topp": d.top_p, "sampling_temperature": d.temperature}
+        options |= {
+            "sampling_topk": d.top_k,
+            "sampling_topp": d.top_p,
+            "sampling_temperature": d.temperature,
+        }
     limit = ctranslate2_export.position_limit(config.model)
     longest = 256 if d.max_length_ratio else d.max_length_offset  # 256 is CTranslate2's default
     if not d.max_length_ratio or limit < longest:
@@ -225,7 +264,8 @@ def _ctranslate2(tokenizers: TokenizerPair, config: Config) -> str:
             f'source = sentencepiece.SentencePieceProcessor("{source}")\n'
             f'target = sentencepiece.SentencePieceProcessor("{target}")\n'
             'translator = ctranslate2.Translator(".")\n'
-            f'result = translator.translate_batch([{start}source.encode("It is late.", out_type=str)], '
+            f'result = translator.translate_batch([{start}source.encode("It is late.",'
+            " out_type=str)], "
             f"{search})\n"
             "print(target.decode(result[0].hypotheses[0]))"
         )

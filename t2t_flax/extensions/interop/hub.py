@@ -44,9 +44,14 @@ def check_push(name: str) -> str:
     """
     repo, revision = _parsed("--push", name)
     if revision:
-        raise UserError(f"--push={name}: a push makes the new revision of main; leave out @{revision}.")
+        raise UserError(
+            f"--push={name}: a push makes the new revision of main; leave out @{revision}."
+        )
     if not _client(name).get_token():
-        raise UserError(f"--push={name} needs a token that may write: `hf auth login`, or the variable HF_TOKEN.")
+        raise UserError(
+            f"--push={name} needs a token that may write: `hf auth login`, or the variable"
+            " HF_TOKEN."
+        )
     return repo
 
 
@@ -62,8 +67,14 @@ def push(folder: str | Path, name: str, *, public: bool = False) -> str:
     stays = f"{folder} is written; `{later}` sends it later"
     with _explained(f"--push={name}", stays):
         hub.create_repo(repo, private=not public, exist_ok=True)
-        commit = hub.upload_folder(repo_id=repo, folder_path=str(folder), commit_message="Export of t2t_flax")
-    return str(commit.repo_url) if getattr(commit, "repo_url", None) else f"https://huggingface.co/{repo}"
+        commit = hub.upload_folder(
+            repo_id=repo, folder_path=str(folder), commit_message="Export of t2t_flax"
+        )
+    return (
+        str(commit.repo_url)
+        if getattr(commit, "repo_url", None)
+        else f"https://huggingface.co/{repo}"
+    )
 
 
 def pull(name: str) -> Path:
@@ -77,10 +88,14 @@ def pull(name: str) -> Path:
     with _explained(f"--from={name}"):
         options = {"revision": revision or None}
         folder = Path(hub.snapshot_download(repo, allow_patterns=list(_READ), **options))
-        if (folder / "config.json").exists() and not any((folder / file).exists() for file in _READ[-3:]):
+        if (folder / "config.json").exists() and not any(
+            (folder / file).exists() for file in _READ[-3:]
+        ):
             hub.snapshot_download(repo, allow_patterns=[*_READ, _SECOND_CHOICE], **options)
         if not folder.exists():
-            raise UserError(f"--from={name} is not a model that can be read: it has none of {', '.join(_READ)}.")
+            raise UserError(
+                f"--from={name} is not a model that can be read: it has none of {', '.join(_READ)}."
+            )
         return folder
 
 
@@ -96,7 +111,9 @@ def _client(name: str) -> Any:
     try:
         import huggingface_hub
     except ModuleNotFoundError:
-        raise UserError(f"{name} needs the package huggingface_hub: {install_hint('hf')}.") from None
+        raise UserError(
+            f"{name} needs the package huggingface_hub: {install_hint('hf')}."
+        ) from None
     return huggingface_hub
 
 
@@ -108,23 +125,36 @@ def _explained(what: str, stays: str = "") -> Iterator[None]:
     end = f" {stays}." if stays else ""
     try:
         yield
-    except (hub_errors.GatedRepoError, hub_errors.RevisionNotFoundError, hub_errors.HFValidationError) as error:
+    except (
+        hub_errors.GatedRepoError,
+        hub_errors.RevisionNotFoundError,
+        hub_errors.HFValidationError,
+    ) as error:
         raise UserError(f"{what}: {first_line(error)}{end}") from None
     except hub_errors.RepositoryNotFoundError:
         raise UserError(
-            f"{what}: there is no such model, or it is private and the token (`hf auth login`, HF_TOKEN) may not read it.{end}"
+            f"{what}: there is no such model, or it is private and the token (`hf auth login`,"
+            f" HF_TOKEN) may not read it.{end}"
         ) from None
     except hub_errors.HfHubHTTPError as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         reason = {
             401: "the token is not valid: `hf auth login`, or another HF_TOKEN",
-            403: "the token may not do this: it needs the permission to write, and the account to be USER or of its organization",
+            403: (
+                "the token may not do this: it needs the permission to write, and the account to be"
+                " USER or of its organization"
+            ),
         }.get(status or 0, f"the Hub answered: {first_line(error)}")
         raise UserError(f"{what}: {reason}.{end}") from None
     except (hub_errors.LocalEntryNotFoundError, hub_errors.OfflineModeIsEnabled):
-        raise UserError(f"{what}: the Hub cannot be reached, and the cache does not hold it.{end}") from None
+        raise UserError(
+            f"{what}: the Hub cannot be reached, and the cache does not hold it.{end}"
+        ) from None
     except Exception as error:
-        if not isinstance(error, OSError) and type(error).__module__.partition(".")[0] not in _HTTP_LIBRARIES:
+        if (
+            not isinstance(error, OSError)
+            and type(error).__module__.partition(".")[0] not in _HTTP_LIBRARIES
+        ):
             raise
         raise UserError(
             f"{what}: the Hub cannot be reached ({first_line(error) or type(error).__name__}).{end}"

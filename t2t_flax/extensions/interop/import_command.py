@@ -10,14 +10,16 @@ def run(argv: list[str]) -> int:
     """Return exit code 0 when the workdir is written."""
     parser = arguments.parser(
         "import",
-        "Reads a trained model of Hugging Face's Marian (OPUS-MT), of CTranslate2, or of `export`, and writes it as a\n"
-        "workdir that translate, evaluate, score, attend, export and finetuning.init_from accept like a run's.\n"
-        "What is read is recognized by its files.",
-        epilog="Examples:\n"
-        "  python -m t2t_flax import --from=opus-mt-en-de --workdir=runs/opus\n"
-        "  python -m t2t_flax import --from=hub:Helsinki-NLP/opus-mt-en-de --workdir=runs/opus\n"
-        "  python -m t2t_flax import --from=toy-ct2 --workdir=runs/from-ct2\n"
-        "  python -m t2t_flax import --from=ct2 --num-heads=8 --source-language=ar --target-language=en --workdir=runs/aren",
+        "Reads a trained model of Hugging Face's Marian (OPUS-MT), of CTranslate2, or of `export`,"
+        " and writes it as a\nworkdir that translate, evaluate, score, attend, export and"
+        " finetuning.init_from accept like a run's.\nWhat is read is recognized by its files.",
+        epilog=(
+            "Examples:\n  python -m t2t_flax import --from=opus-mt-en-de --workdir=runs/opus\n "
+            " python -m t2t_flax import --from=hub:Helsinki-NLP/opus-mt-en-de --workdir=runs/opus\n"
+            "  python -m t2t_flax import --from=toy-ct2 --workdir=runs/from-ct2\n  python -m"
+            " t2t_flax import --from=ct2 --num-heads=8 --source-language=ar --target-language=en"
+            " --workdir=runs/aren"
+        ),
     )
     parser.add_argument(
         "--from",
@@ -27,8 +29,12 @@ def run(argv: list[str]) -> int:
         help="folder of the model, its file of weights, or a model on the Hugging Face Hub",
     )
     arguments.add_workdir(parser, "folder to create")
-    parser.add_argument("--source-language", default="", metavar="CODE", help="if the folder does not say it")
-    parser.add_argument("--target-language", default="", metavar="CODE", help="if the folder does not say it")
+    parser.add_argument(
+        "--source-language", default="", metavar="CODE", help="if the folder does not say it"
+    )
+    parser.add_argument(
+        "--target-language", default="", metavar="CODE", help="if the folder does not say it"
+    )
     parser.add_argument(
         "--num-heads",
         type=arguments.count(1),
@@ -59,31 +65,49 @@ def run(argv: list[str]) -> int:
     languages = args.source_language, args.target_language
     source = pull(args.source) if is_hub(args.source) else args.source
     model = read_model(source, num_heads=args.num_heads, languages=languages)
-    config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(model.config), overrides))
+    config = config_lib.resolve(
+        config_lib.override(config_lib.to_config_dict(model.config), overrides)
+    )
     check_same_model(model.config, config, args.source)
     expected = parameter_shapes(make_model(config, *model.tokenizers.vocab_sizes))
     if differ := shape_differences(array_shapes(model.params), array_shapes(expected)):
-        raise UserError(f"{args.source} does not hold the parameters of its config and tokenizer: {differ}.")
+        raise UserError(
+            f"{args.source} does not hold the parameters of its config and tokenizer: {differ}."
+        )
     origin = {"step": model.step, "imported": model.kind}
-    write_params_run(args.workdir, config, model.tokenizers, model.params, origin, flag="--workdir", command="import")
+    write_params_run(
+        args.workdir,
+        config,
+        model.tokenizers,
+        model.params,
+        origin,
+        flag="--workdir",
+        command="import",
+    )
     c, sizes = config.model, model.tokenizers.vocab_sizes
     count = count_params(model.params, config, *sizes)
     directions, _ = model_directions(config, model.tokenizers.source)
     more = f" and {len(directions) - 10} more directions" if len(directions) > 10 else ""
     print(
-        f"{args.workdir}: {model.kind}, {', '.join(map(str, directions[:10]))}{more}, {count:,} parameters, "
-        f"{c.num_encoder_layers} + {c.num_decoder_layers} layers, d_model {c.d_model}, vocabulary "
-        f"{' and '.join(f'{size:,}' for size in sorted(set(sizes)))}"
+        f"{args.workdir}: {model.kind}, {', '.join(map(str, directions[:10]))}{more}, {count:,}"
+        f" parameters, {c.num_encoder_layers} + {c.num_decoder_layers} layers, d_model {c.d_model},"
+        f" vocabulary {' and '.join(f'{size:,}' for size in sorted(set(sizes)))}"
     )
     for note in model.notes:
         print(f"note: {note}")
     symbols = model.tokenizers.source.target_languages
-    choice = next((f" (lines begin with the language to write: <2{language}> ...)" for language in symbols), "")
+    choice = next(
+        (f" (lines begin with the language to write: <2{language}> ...)" for language in symbols),
+        "",
+    )
     start = ["python", "-m", "t2t_flax"]
     translate = shlex.join([*start, "translate", f"--workdir={args.workdir}"])
-    flags = [f"--config={args.workdir}/config.json", f"--config.finetuning.init_from={args.workdir}"]
+    flags = [
+        f"--config={args.workdir}/config.json",
+        f"--config.finetuning.init_from={args.workdir}",
+    ]
     print(
-        f"Translate: {translate}{choice}. Fine-tune: {shlex.join([*start, 'train', *flags])} --config.data.train=... "
-        "--workdir=NEW"
+        f"Translate: {translate}{choice}. Fine-tune: {shlex.join([*start, 'train', *flags])}"
+        " --config.data.train=... --workdir=NEW"
     )
     return OK

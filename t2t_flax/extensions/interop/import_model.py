@@ -18,12 +18,15 @@ from t2t_flax.extensions.interop.model_folder import MODEL_FILE, open_model
 from t2t_flax.extensions.interop.safetensors_file import read_safetensors
 
 EXPECTED = (
-    "model.safetensors of `export --format=safetensors`, a Hugging Face Marian model (config.json with model_type marian, and "
-    "model.safetensors or pytorch_model.bin), or a CTranslate2 model (model.bin or weights.npz, and vocabularies)"
+    "model.safetensors of `export --format=safetensors`, a Hugging Face Marian model (config.json"
+    " with model_type marian, and model.safetensors or pytorch_model.bin), or a CTranslate2 model"
+    " (model.bin or weights.npz, and vocabularies)"
 )
 
 
-def read_model(path: str | Path, *, num_heads: int = 0, languages: tuple[str, str] = ("", "")) -> ImportedModel:
+def read_model(
+    path: str | Path, *, num_heads: int = 0, languages: tuple[str, str] = ("", "")
+) -> ImportedModel:
     """Read the model in a folder, or the one whose file of weights is named.
 
     Raises UserError for an unknown kind of folder, and for files that are missing, damaged, or from
@@ -45,39 +48,60 @@ def _reader(path: Path) -> tuple[Callable[..., ImportedModel], Path]:
     folder = path if path.is_dir() else path.parent
     settings = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     if {"model", "data"} <= settings.keys():
-        raise UserError(f"--from={path} is a run of t2t_flax already: give it as --workdir to any command.")
+        raise UserError(
+            f"--from={path} is a run of t2t_flax already: give it as --workdir to any command."
+        )
     kind = settings.get("model_type")
     kinds: Sequence[tuple[Callable[..., ImportedModel], Sequence[str]]] = _KINDS
     if kind is not None and kind != "marian":
-        raise UserError(f"--from={path}: config.json has model_type = {str(kind)[:100]!r}; expected marian.")
+        raise UserError(
+            f"--from={path}: config.json has model_type = {str(kind)[:100]!r}; expected marian."
+        )
     if kind == "marian":
         kinds = ((marian_import.read, marian_import.WEIGHTS),)
-    known = [(reader, folder / name) for reader, names in kinds for name in names if (folder / name).is_file()]
+    known = [
+        (reader, folder / name)
+        for reader, names in kinds
+        for name in names
+        if (folder / name).is_file()
+    ]
     if chosen := [(reader, file) for reader, file in known if path in (folder, file)]:
         return chosen[0]
     if kind == "marian" and path == folder:
         return marian_import.read, folder / marian_import.WEIGHTS[0]  # its error says what is wrong
     names = sorted(entry.name for entry in folder.iterdir())
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "nothing"
+    shown = (
+        ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        or "nothing"
+    )
     if path != folder and known:
         raise UserError(
-            f"--from={path} is not the file of a model's weights: name {' or '.join(str(f) for _, f in known)}."
+            f"--from={path} is not the file of a model's weights: name"
+            f" {' or '.join(str(f) for _, f in known)}."
         )
-    raise UserError(f"--from={path} is not a model that can be read: it holds {shown}; expected {EXPECTED}.")
+    raise UserError(
+        f"--from={path} is not a model that can be read: it holds {shown}; expected {EXPECTED}."
+    )
 
 
 def _read_own(weights: Path, **_: object) -> ImportedModel:
     folder = weights.parent
     model = open_model(epath.Path(folder))
     if model is None:
-        raise UserError(f"{weights} is beside a config.json, which no `export --format=safetensors` writes.")
+        raise UserError(
+            f"{weights} is beside a config.json, which no `export --format=safetensors` writes."
+        )
     tokenizers = TokenizerPair.load(folder / "tokenizer")
     if tokenizers.digest != model.tokenizer:
-        raise UserError(f"{folder / 'tokenizer'} is not the tokenizer with which {weights} was trained.")
+        raise UserError(
+            f"{folder / 'tokenizer'} is not the tokenizer with which {weights} was trained."
+        )
     params, _ = read_safetensors(weights)
     config, lost = from_elsewhere(model.config)
     warn_of_lost(lost, str(weights))
-    return ImportedModel("safetensors of t2t_flax", config, params, tokenizers, step=max(model.steps))
+    return ImportedModel(
+        "safetensors of t2t_flax", config, params, tokenizers, step=max(model.steps)
+    )
 
 
 _KINDS = ((ctranslate2_import.read, ctranslate2_import.WEIGHTS), (_read_own, (MODEL_FILE,)))

@@ -69,7 +69,10 @@ def import_config(
         pair = pair[0], pair[1] or (languages[0] if len(languages) == 1 else SEVERAL)
     for side, language in zip(("source", "target"), pair, strict=True):
         if not language:
-            raise UserError(f"{where} does not say the {side} language of the model: give --{side}-language=CODE.")
+            raise UserError(
+                f"{where} does not say the {side} language of the model: give"
+                f" --{side}-language=CODE."
+            )
     pieces = [t.pieces(range(t.vocab_size)) for t in (tokenizers.source, tokenizers.target)]
     data = {
         "source_language": pair[0],
@@ -109,7 +112,9 @@ def sentencepiece_pair(folder: Path, source: list[str], target: list[str]) -> To
         except (RuntimeError, ValueError):
             raise UserError(f"{path} is not a SentencePiece model.") from None
         pieces = tokenizer.pieces(range(tokenizer.vocab_size))
-        same = [language_of(t) or t for t in pieces[UNK:]] == [language_of(t) or t for t in tokens[UNK:]]
+        same = [language_of(t) or t for t in pieces[UNK:]] == [
+            language_of(t) or t for t in tokens[UNK:]
+        ]
         if same:
             plain.append(tokenizer)
     if len(plain) == len(models):
@@ -155,17 +160,25 @@ class NamedArrays:
         self._used.add(name)
         array = self._arrays[name]
         fits = array.ndim == len(shape) and all(
-            size == expected if expected else size > 0 for size, expected in zip(array.shape, shape, strict=True)
+            size == expected if expected else size > 0
+            for size, expected in zip(array.shape, shape, strict=True)
         )
         if not fits:
             expected_shape = ", ".join(str(size) if size else "any" for size in shape)
-            raise UserError(f"{self.path}: {name!r} has shape {array.shape}, expected ({expected_shape}).")
+            raise UserError(
+                f"{self.path}: {name!r} has shape {array.shape}, expected ({expected_shape})."
+            )
         if array.dtype.kind in "iu":
-            raise UserError(f"{self.path}: {name!r} is {array.dtype}; expected floating-point, not quantized, weights.")
+            raise UserError(
+                f"{self.path}: {name!r} is {array.dtype}; expected floating-point, not quantized,"
+                " weights."
+            )
         try:
             taken = array.astype(np.float32)
         except (ValueError, TypeError):
-            raise UserError(f"{self.path}: {name!r} is {array.dtype}; expected floating-point weights.") from None
+            raise UserError(
+                f"{self.path}: {name!r} is {array.dtype}; expected floating-point weights."
+            ) from None
         check_finite({name: taken}, self.path)
         return taken
 
@@ -183,7 +196,10 @@ class NamedArrays:
         except (ValueError, TypeError, IndexError):
             value = math.nan
         if not math.isfinite(value):
-            raise UserError(f"{self.path}: {name!r} is {array.dtype} of shape {array.shape}; expected a finite number.")
+            raise UserError(
+                f"{self.path}: {name!r} is {array.dtype} of shape {array.shape}; expected a finite"
+                " number."
+            )
         return value
 
     def is_float(self, name: str) -> bool:

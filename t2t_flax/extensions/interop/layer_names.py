@@ -36,7 +36,9 @@ class LayerNames:
     scale: str
     shift: str
 
-    def write(self, layer: Mapping[str, Any], *, always_bias: bool = False) -> Iterator[tuple[str, np.ndarray]]:
+    def write(
+        self, layer: Mapping[str, Any], *, always_bias: bool = False
+    ) -> Iterator[tuple[str, np.ndarray]]:
         """Yield (their name, float32 array) for each of a layer's parameters.
 
         Args:
@@ -64,7 +66,9 @@ class LayerNames:
                 if "bias" in norm:
                     yield f"{theirs}{self.separator}{self.shift}", _float32(norm["bias"])
 
-    def read(self, arrays: NamedArrays, prefix: str, model: Model, *, cross: bool) -> dict[str, Any]:
+    def read(
+        self, arrays: NamedArrays, prefix: str, model: Model, *, cross: bool
+    ) -> dict[str, Any]:
         """Read the parameters of the layer whose arrays begin with `prefix`.
 
         Raises UserError for an array that is missing or has another shape.
@@ -77,10 +81,17 @@ class LayerNames:
         for theirs, ours in self.maps:
             block, name = ours[0].split("/")
             feed_forward = block == "feed_forward"
-            if block == "cross_attention" and not cross or feed_forward and gated == name.startswith("Einsum"):
+            if (
+                block == "cross_attention"
+                and not cross
+                or feed_forward
+                and gated == name.startswith("Einsum")
+            ):
                 continue
             biased = not gated if feed_forward else model.attention_bias
-            for path, part in zip(ours, self._read_maps(arrays, f"{prefix}{theirs}", ours, model, biased), strict=True):
+            for path, part in zip(
+                ours, self._read_maps(arrays, f"{prefix}{theirs}", ours, model, biased), strict=True
+            ):
                 layer.setdefault(block, {})[path.split("/")[1]] = part
         for theirs, norm in self.norms:
             if norm != "residual_cross" or cross:
@@ -95,8 +106,13 @@ class LayerNames:
         weight = arrays.take(f"{name}{self.separator}weight", len(ours) * rows, math.prod(into))
         maps = [{"kernel": part.T.reshape(*into, *out)} for part in np.split(weight, len(ours))]
         if biased:
-            shifts = np.split(arrays.take(f"{name}{self.separator}bias", len(ours) * rows), len(ours))
-            maps = [part | {"bias": shift.reshape(out)} for part, shift in zip(maps, shifts, strict=True)]
+            shifts = np.split(
+                arrays.take(f"{name}{self.separator}bias", len(ours) * rows), len(ours)
+            )
+            maps = [
+                part | {"bias": shift.reshape(out)}
+                for part, shift in zip(maps, shifts, strict=True)
+            ]
         return maps
 
     def read_norm(self, arrays: NamedArrays, name: str, model: Model) -> dict[str, np.ndarray]:
@@ -126,8 +142,14 @@ def _float32(x: Any) -> np.ndarray:
 MARIAN = LayerNames(
     (
         *(
-            (f"{theirs}.{part[0]}_proj" if part != "out" else f"{theirs}.out_proj", (f"{ours}/{part}",))
-            for theirs, ours in (("self_attn", "self_attention"), ("encoder_attn", "cross_attention"))
+            (
+                f"{theirs}.{part[0]}_proj" if part != "out" else f"{theirs}.out_proj",
+                (f"{ours}/{part}",),
+            )
+            for theirs, ours in (
+                ("self_attn", "self_attention"),
+                ("encoder_attn", "cross_attention"),
+            )
             for part in ("query", "key", "value", "out")
         ),
         ("fc1", ("feed_forward/Einsum_0",)),
@@ -157,7 +179,10 @@ MARIAN_KEYS = {
 """Keys of Marian's config.json and our keys of `model`."""
 CTRANSLATE2 = LayerNames(
     (
-        ("self_attention/linear_0", ("self_attention/query", "self_attention/key", "self_attention/value")),
+        (
+            "self_attention/linear_0",
+            ("self_attention/query", "self_attention/key", "self_attention/value"),
+        ),
         ("self_attention/linear_1", ("self_attention/out",)),
         ("attention/linear_0", ("cross_attention/query",)),
         ("attention/linear_1", ("cross_attention/key", "cross_attention/value")),
@@ -230,7 +255,9 @@ def recognize_positions(table: np.ndarray) -> Positions | None:
         return None
     for offset in range(3):
         at = np.arange(count) + offset
-        interleaved, halves = (np.asarray(f(at, d_model)) for f in (sinusoid_interleaved, sinusoid_halves))
+        interleaved, halves = (
+            np.asarray(f(at, d_model)) for f in (sinusoid_interleaved, sinusoid_halves)
+        )
         for known, positions in (
             (interleaved, Positions("sinusoid_interleaved", offset)),
             (halves, Positions("sinusoid_halves", offset)),
@@ -241,7 +268,9 @@ def recognize_positions(table: np.ndarray) -> Positions | None:
     return None
 
 
-def require_supported(config: Model, supported: Mapping[str, tuple[Any, ...]], program: str, advice: str) -> None:
+def require_supported(
+    config: Model, supported: Mapping[str, tuple[Any, ...]], program: str, advice: str
+) -> None:
     """Raise UserError, naming the key, for a value that is not supported.
 
     `supported` lists the values of each key. It is also raised for heads of other widths than
@@ -254,5 +283,6 @@ def require_supported(config: Model, supported: Mapping[str, tuple[Any, ...]], p
         if value not in values:
             allowed = " or ".join(dict.fromkeys(map(str, values)))
             raise UserError(
-                f"model.{key} = {value} cannot be exported to {program}, which takes {allowed} there. {advice}"
+                f"model.{key} = {value} cannot be exported to {program}, which takes {allowed}"
+                f" there. {advice}"
             )

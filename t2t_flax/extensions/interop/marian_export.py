@@ -17,7 +17,13 @@ from t2t_flax.config import Config, Decode, Model
 from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.interop.layer_names import MARIAN, MARIAN_KEYS, reordered, require_supported, sines_first
+from t2t_flax.extensions.interop.layer_names import (
+    MARIAN,
+    MARIAN_KEYS,
+    reordered,
+    require_supported,
+    sines_first,
+)
 from t2t_flax.extensions.interop.marian_tokenizer import MarianTokenizer
 from t2t_flax.extensions.interop.safetensors_file import save
 from t2t_flax.extensions.shared.directions import codes_of, model_directions
@@ -51,8 +57,8 @@ def check_exportable(config: Config) -> None:
     require_supported(config.model, _SUPPORTED, "Hugging Face's Marian", advice)
     if not config.data.source_eos:
         raise UserError(
-            f"config.data.source_eos = false cannot be exported to Hugging Face's Marian, whose tokenizer ends sources with EOS. "
-            f"{advice}"
+            "config.data.source_eos = false cannot be exported to Hugging Face's Marian, whose"
+            f" tokenizer ends sources with EOS. {advice}"
         )
 
 
@@ -74,14 +80,22 @@ def write_marian(
     check_exportable(config)
     if not isinstance(tokenizers.source, SentencePieceTokenizer | MarianTokenizer):
         raise UserError(
-            f"data.tokenizer = {config.data.tokenizer} cannot be exported to Hugging Face's Marian, whose tokenizer is "
-            "SentencePiece: expected bpe or unigram."
+            f"data.tokenizer = {config.data.tokenizer} cannot be exported to Hugging Face's Marian,"
+            " whose tokenizer is SentencePiece: expected bpe or unigram."
         )
     vocab = tokenizers.target.vocab_size
-    tensors = {name: np.ascontiguousarray(x, dtype) for name, x in _tensors(config.model, params, vocab).items()}
+    tensors = {
+        name: np.ascontiguousarray(x, dtype)
+        for name, x in _tensors(config.model, params, vocab).items()
+    }
     save(folder / "model.safetensors", tensors, {"format": "pt"})
     start = EOS if config.model.decoder_start_token == "eos" else PAD
-    ids = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None, "decoder_start_token_id": start}
+    ids = {
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "bos_token_id": None,
+        "decoder_start_token_id": start,
+    }
     _write_json(folder / "config.json", _config(config, vocab, dtype) | ids)
     rules = {"bad_words_ids": [[PAD]], "forced_eos_token_id": None}
     _write_json(folder / "generation_config.json", _search(config.decode) | rules | ids)
@@ -96,25 +110,32 @@ def not_carried(config: Config) -> list[str]:
     m, d = config.model, config.decode
     notes = []
     if m.norm_eps != EPSILON:
-        notes.append(f"model.norm_eps = {m.norm_eps:g}: Marian's norms have an epsilon of {EPSILON:g}.")
+        notes.append(
+            f"model.norm_eps = {m.norm_eps:g}: Marian's norms have an epsilon of {EPSILON:g}."
+        )
     beams = d.strategy == "beam" and d.beam_size > 1
     if beams and d.length_penalty == "gnmt" and d.alpha:
         notes.append(
-            f"decode.length_penalty = gnmt, the divisor ((5 + length) / 6)^{d.alpha:g}: Hugging Face divides by "
-            f"length^length_penalty, and has length_penalty = {d.alpha:g}, which favours longer translations."
+            f"decode.length_penalty = gnmt, the divisor ((5 + length) / 6)^{d.alpha:g}: Hugging"
+            f" Face divides by length^length_penalty, and has length_penalty = {d.alpha:g}, which"
+            " favours longer translations."
         )
     if beams and d.early_stopping == "top_finished":
-        notes.append('decode.early_stopping = top_finished: Hugging Face has early_stopping = "never", which is exact.')
+        notes.append(
+            'decode.early_stopping = top_finished: Hugging Face has early_stopping = "never", which'
+            " is exact."
+        )
     if d.max_length_ratio:
         notes.append(
-            f"decode.max_length_ratio = {d.max_length_ratio:g}: the longest translation has {_longest(d)} tokens there, whatever "
-            "the length of its source."
+            f"decode.max_length_ratio = {d.max_length_ratio:g}: the longest translation has"
+            f" {_longest(d)} tokens there, whatever the length of its source."
         )
     if d.strategy == "sample":
         notes.append("decode.seed: the random numbers of sampling are PyTorch's.")
     if d.strategy == "sample" and d.epsilon and (d.top_k or d.top_p < 1):
         notes.append(
-            "decode.epsilon: Hugging Face's probabilities are those among the tokens of decode.top_k and decode.top_p."
+            "decode.epsilon: Hugging Face's probabilities are those among the tokens of"
+            " decode.top_k and decode.top_p."
         )
     return notes
 
@@ -126,7 +147,9 @@ def _longest(decode: Decode) -> int:
     """
     sources = min(decode.max_source_length, POSITIONS)
     most = POSITIONS // 2 if decode.max_length_ratio else POSITIONS
-    return max(1, min(math.floor(decode.max_length_ratio * sources) + decode.max_length_offset, most - 1))
+    return max(
+        1, min(math.floor(decode.max_length_ratio * sources) + decode.max_length_offset, most - 1)
+    )
 
 
 def _search(decode: Decode) -> dict[str, Any]:
@@ -173,13 +196,17 @@ def _config(config: Config, vocab: int, dtype: str) -> dict[str, Any]:
 def write_sentencepiece(folder: Path, tokenizers: TokenizerPair) -> None:
     """Write source.spm and target.spm."""
     for name, side in (("source", tokenizers.source), ("target", tokenizers.target)):
-        (folder / f"{name}.spm").write_bytes(side.model if isinstance(side, MarianTokenizer) else side.data)
+        (folder / f"{name}.spm").write_bytes(
+            side.model if isinstance(side, MarianTokenizer) else side.data
+        )
 
 
 def _write_tokenizer(folder: Path, config: Config, tokenizers: TokenizerPair) -> None:
     write_sentencepiece(folder, tokenizers)
     pieces = tokenizers.target.pieces(range(tokenizers.target.vocab_size))
-    tokens = {i: marian_token(language) for language, i in tokenizers.source.target_languages.items()}
+    tokens = {
+        i: marian_token(language) for language, i in tokenizers.source.target_languages.items()
+    }
     _write_json(folder / "vocab.json", {tokens.get(i, piece): i for i, piece in enumerate(pieces)})
     names = {"pad_token": pieces[PAD], "eos_token": pieces[EOS], "unk_token": "<unk>"}
     codes = codes_of(itertools.chain(*model_directions(config, tokenizers.source)))
@@ -193,12 +220,19 @@ def _tensors(config: Model, params: Any, vocab: int) -> dict[str, np.ndarray]:
     """Return Marian's tensors by name; linear weights are [out, in]."""
     params = reordered(params, sines_first(config.d_model))
     table = _float32(params["shared_embedding"]["table"])[:vocab]
-    bias = _float32(params["output_bias"])[:vocab] if config.output_bias else np.zeros(vocab, np.float32)
+    bias = (
+        _float32(params["output_bias"])[:vocab]
+        if config.output_bias
+        else np.zeros(vocab, np.float32)
+    )
     bias[PAD] = _NEVER
     if config.decoder_start_token == "zeros":
         table[PAD] = 0  # vector of padding, with which decoding starts
     out = {"model.shared.weight": table, "final_logits_bias": bias[None]}
-    for stack, count in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
+    for stack, count in (
+        ("encoder", config.num_encoder_layers),
+        ("decoder", config.num_decoder_layers),
+    ):
         for i in range(count):
             layer = MARIAN.write(params[f"{stack}_{i}"], always_bias=True)
             out |= {f"model.{stack}.layers.{i}.{name}": x for name, x in layer}

@@ -75,7 +75,11 @@ _NEUTRAL_AT_1 = (
 )
 # Numbers with a range are checked where they are read.
 _Types = dict[str, type | tuple[type, ...]]
-_GENERATION_TYPES: _Types = {"early_stopping": (bool, str), "renormalize_logits": bool, "bad_words_ids": list}
+_GENERATION_TYPES: _Types = {
+    "early_stopping": (bool, str),
+    "renormalize_logits": bool,
+    "bad_words_ids": list,
+}
 _CONFIG_TYPES: _Types = _GENERATION_TYPES | {
     "scale_embedding": bool, "share_encoder_decoder_embeddings": bool, "tie_word_embeddings": bool, "dropout": float,
     "attention_dropout": float, "activation_dropout": float,
@@ -96,9 +100,15 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
     """
     folder = weights.parent
     config = read_json(folder / _CONFIG, _CONFIG_TYPES)
-    own_rules = read_json(folder / _GENERATION, _GENERATION_TYPES) if (folder / _GENERATION).exists() else {}
+    own_rules = (
+        read_json(folder / _GENERATION, _GENERATION_TYPES)
+        if (folder / _GENERATION).exists()
+        else {}
+    )
     generation = config | own_rules
-    tokenizer = read_json(folder / _TOKENIZER, _TOKENIZER_TYPES) if (folder / _TOKENIZER).exists() else {}
+    tokenizer = (
+        read_json(folder / _TOKENIZER, _TOKENIZER_TYPES) if (folder / _TOKENIZER).exists() else {}
+    )
     _check(folder / _CONFIG, config, num_heads)
     for file, keys in ((_CONFIG, config), (_GENERATION, generation)):
         _check_fixed(folder / file, keys)
@@ -118,15 +128,24 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
         params["output_bias"][PAD] = IMPROBABLE
     if positions.sines_first:
         params = reordered(params, np.argsort(sines_first(model.d_model)))
-    model = Model(**vars(model) | keys | dict(position=positions.position, position_offset=positions.position_offset))
+    model = Model(
+        **vars(model)
+        | keys
+        | dict(position=positions.position, position_offset=positions.position_offset)
+    )
     pair = sentencepiece_pair(folder, *(vocabulary.tokens for vocabulary in vocabularies))
     if pair is None:
-        raise UserError(f"there is no {folder / 'source.spm'} and target.spm: expected Marian's SentencePiece models.")
+        raise UserError(
+            f"there is no {folder / 'source.spm'} and target.spm: expected Marian's SentencePiece"
+            " models."
+        )
     source, target = (
         given or stated_language(tokenizer.get(f"{side}_lang"))
         for side, given in zip(("source", "target"), languages, strict=True)
     )
-    resolved = import_config(model, pair, (source, target), folder, decode=_decode(config, generation))
+    resolved = import_config(
+        model, pair, (source, target), folder, decode=_decode(config, generation)
+    )
     return ImportedModel(NAME, resolved, params, pair, _notes(generation, never_padding))
 
 
@@ -140,24 +159,33 @@ def _check(path: Path, config: dict[str, Any], num_heads: int) -> None:
     _whole(path, config, "decoder_start_token_id", 0, optional=True)
     for name in ("ffn_dim", "attention_heads"):
         if config[f"encoder_{name}"] != config[f"decoder_{name}"]:
-            raise UserError(f"{path}: encoder_{name} and decoder_{name} differ; a model here has one number for both.")
+            raise UserError(
+                f"{path}: encoder_{name} and decoder_{name} differ; a model here has one number for"
+                " both."
+            )
     activation = config.get("activation_function")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        raise UserError(f"{path}: activation_function = {activation!r} is not one of {', '.join(_ACTIVATIONS)}.")
+        raise UserError(
+            f"{path}: activation_function = {activation!r} is not one of {', '.join(_ACTIVATIONS)}."
+        )
     if num_heads and num_heads != config["encoder_attention_heads"]:
         raise UserError(
-            f"--num-heads={num_heads}, but {path} has encoder_attention_heads = {config['encoder_attention_heads']}: leave the "
-            "flag out."
+            f"--num-heads={num_heads}, but {path} has encoder_attention_heads ="
+            f" {config['encoder_attention_heads']}: leave the flag out."
         )
 
 
 def _check_fixed(path: Path, settings: dict[str, Any]) -> None:
     for key, value in _FIXED_KEYS.items():
         if settings.get(key, value) != value:
-            raise UserError(f"{path}: {key} = {settings[key]!r} is not supported; expected {value!r}.")
+            raise UserError(
+                f"{path}: {key} = {settings[key]!r} is not supported; expected {value!r}."
+            )
 
 
-def _whole(path: Path, settings: dict[str, Any], key: str, least: int, *, optional: bool = False) -> None:
+def _whole(
+    path: Path, settings: dict[str, Any], key: str, least: int, *, optional: bool = False
+) -> None:
     """Raise UserError unless the key is a whole number of at least `least`.
 
     With `optional`, it may be missing or null.
@@ -171,7 +199,10 @@ def _model(path: Path, config: dict[str, Any]) -> Model:
     """Return the model without the keys of tables and positions."""
     heads = config["encoder_attention_heads"]
     if config["d_model"] % heads:
-        raise UserError(f"{path}: encoder_attention_heads = {heads} does not divide d_model = {config['d_model']}.")
+        raise UserError(
+            f"{path}: encoder_attention_heads = {heads} does not divide d_model ="
+            f" {config['d_model']}."
+        )
     return Model(
         **{ours: config[theirs] for theirs, ours in MARIAN_KEYS.items() if theirs in config},
         activation=_ACTIVATIONS[config["activation_function"]],
@@ -185,7 +216,9 @@ def _model(path: Path, config: dict[str, Any]) -> Model:
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         expected = " or ".join(WEIGHTS)
-        raise UserError(f"there is no {expected} in {path.parent}, which config.json says is a Marian model.")
+        raise UserError(
+            f"there is no {expected} in {path.parent}, which config.json says is a Marian model."
+        )
     if path.suffix == ".safetensors":
         return read_tensors(path)[0]
     try:
@@ -194,8 +227,8 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         raise UserError(f"{path} needs the package torch: {install_hint('torch')}.") from None
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < _SAFE_TORCH:
         raise UserError(
-            f"{path} is not read with torch {torch.__version__}: before 2.6 the file can run code of its own (CVE-2025-32434). "
-            f"Install a newer one: {install_hint('torch')}."
+            f"{path} is not read with torch {torch.__version__}: before 2.6 the file can run code"
+            f" of its own (CVE-2025-32434). Install a newer one: {install_hint('torch')}."
         )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -204,12 +237,17 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         raise UserError(f"{path} cannot be read as PyTorch's weights: {error}") from None
 
 
-def _vocabularies(folder: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> tuple[Vocabulary, Vocabulary]:
+def _vocabularies(
+    folder: Path, config: dict[str, Any], tokenizer: dict[str, Any]
+) -> tuple[Vocabulary, Vocabulary]:
     """Return the vocabularies of source and target.
 
     They are the same unless the tokenizer has `separate_vocabs`.
     """
-    names = ("vocab.json", "target_vocab.json" if tokenizer.get("separate_vocabs") else "vocab.json")
+    names = (
+        "vocab.json",
+        "target_vocab.json" if tokenizer.get("separate_vocabs") else "vocab.json",
+    )
     sizes = config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"]
     special = {
         PAD: _token(folder, tokenizer, "pad_token", "<pad>"),
@@ -225,11 +263,14 @@ def _vocabularies(folder: Path, config: dict[str, Any], tokenizer: dict[str, Any
         ):
             raise UserError(f"{path} does not number its pieces 0, 1, 2, ...")
         if len(ids) != size:
-            raise UserError(f"{path} has {len(ids)} pieces, but the model in {folder / _CONFIG} has {size}.")
+            raise UserError(
+                f"{path} has {len(ids)} pieces, but the model in {folder / _CONFIG} has {size}."
+            )
         for token, key in ((special[PAD], "pad_token_id"), (special[EOS], "eos_token_id")):
             if ids.get(token) != config[key]:
                 raise UserError(
-                    f"{folder / _CONFIG}: {key} = {config[key]}, but {path} has {token!r} as {ids.get(token)}."
+                    f"{folder / _CONFIG}: {key} = {config[key]}, but {path} has {token!r} as"
+                    f" {ids.get(token)}."
                 )
         out.append(renumbered(sorted(ids, key=lambda token: ids[token]), special, path))
     return out[0], out[1]
@@ -251,15 +292,23 @@ def _positions(arrays: NamedArrays, model: Model) -> Positions:
         if name in arrays:
             positions = recognize_positions(arrays.take(name, 0, model.d_model))
             if positions is None:
-                raise UserError(f"{arrays.path}: {name} holds no sinusoids; learned positions are not supported.")
+                raise UserError(
+                    f"{arrays.path}: {name} holds no sinusoids; learned positions are not"
+                    " supported."
+                )
             known.add(positions)
     if len(known) > 1:
-        raise UserError(f"{arrays.path}: the sinusoids of encoder and decoder differ, which is not supported.")
+        raise UserError(
+            f"{arrays.path}: the sinusoids of encoder and decoder differ, which is not supported."
+        )
     return known.pop() if known else Positions("sinusoid_interleaved", 0, True)
 
 
 def _tables(
-    arrays: NamedArrays, config: dict[str, Any], model: Model, vocabularies: tuple[Vocabulary, Vocabulary]
+    arrays: NamedArrays,
+    config: dict[str, Any],
+    model: Model,
+    vocabularies: tuple[Vocabulary, Vocabulary],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return embeddings, bias and start vector, and the model keys that describe them."""
     d_model, source, target = model.d_model, *vocabularies
@@ -268,18 +317,28 @@ def _tables(
         "target": ("model.decoder.embed_tokens.weight", "model.shared.weight"),
         "output": ("lm_head.weight",),
     }
-    shared, tied = config.get("share_encoder_decoder_embeddings", True), config.get("tie_word_embeddings", True)
-    same = [["source", "target", "output"]] if shared and tied else [["source", "target"], ["output"]]
+    shared, tied = (
+        config.get("share_encoder_decoder_embeddings", True),
+        config.get("tie_word_embeddings", True),
+    )
+    same = (
+        [["source", "target", "output"]] if shared and tied else [["source", "target"], ["output"]]
+    )
     if not shared:
         same = [["source"], ["target", "output"]] if tied else [["source"], ["target"], ["output"]]
     sizes = {"source": source.count, "target": target.count, "output": target.count}
     tables: dict[str, np.ndarray] = {}
     for sides in same:
-        known = [name for side in sides for name in names[side] if name in arrays] or [names[sides[0]][-1]]
+        known = [name for side in sides for name in names[side] if name in arrays] or [
+            names[sides[0]][-1]
+        ]
         table = arrays.take(known[0], sizes[sides[0]], d_model)
         for name in known[1:]:
             if not np.array_equal(arrays.take(name, *table.shape), table):
-                raise UserError(f"{arrays.path}: {name} differs from {known[0]}, with which config.json ties it.")
+                raise UserError(
+                    f"{arrays.path}: {name} differs from {known[0]}, with which config.json"
+                    " ties it."
+                )
         tables |= dict.fromkeys(sides, table)
     params: dict[str, Any] = {}
     if shared and tied:
@@ -289,7 +348,11 @@ def _tables(
         params["target_embedding"] = {"table": target.take(tables["target"])}
     if not tied:
         params["output_embedding"] = {"table": target.take(tables["output"])}
-    bias = arrays.take("final_logits_bias", 1, sizes["output"])[0] if "final_logits_bias" in arrays else None
+    bias = (
+        arrays.take("final_logits_bias", 1, sizes["output"])[0]
+        if "final_logits_bias" in arrays
+        else None
+    )
     bias = target.take_bias(bias)
     if bias is not None:
         bias[PAD] = max(bias[PAD], IMPROBABLE)
@@ -298,13 +361,18 @@ def _tables(
     start = config["pad_token_id"] if start is None else start
     kind = {config["eos_token_id"]: "eos", config["pad_token_id"]: "pad"}.get(start, "bos")
     if not 0 <= start < target.count:
-        raise UserError(f"{arrays.path.parent / _CONFIG}: decoder_start_token_id = {start} is not in the vocabulary.")
+        raise UserError(
+            f"{arrays.path.parent / _CONFIG}: decoder_start_token_id = {start} is not in the"
+            " vocabulary."
+        )
     if kind == "pad" and not np.any(tables["target"][start]):
         kind = "zeros"
     if kind == "bos":
         params["decoder_start_token"] = {"bos": tables["target"][start]}
     tie = "none" if not tied else "all" if shared else "decoder"
-    return params, dict(tie_embeddings=tie, output_bias="output_bias" in params, decoder_start_token=kind)
+    return params, dict(
+        tie_embeddings=tie, output_bias="output_bias" in params, decoder_start_token=kind
+    )
 
 
 def _check_search(path: Path, generation: dict[str, Any]) -> None:
@@ -322,7 +390,11 @@ def _decode(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, Any
     """
     penalty = generation.get("length_penalty")
     beams = generation.get("num_beams") or 1
-    limit = generation.get("max_length") or config.get("max_position_embeddings") or Decode.max_source_length
+    limit = (
+        generation.get("max_length")
+        or config.get("max_position_embeddings")
+        or Decode.max_source_length
+    )
     return {
         "beam_size": beams,
         "length_penalty": "power",
@@ -336,10 +408,19 @@ def _decode(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, Any
 
 def _notes(generation: dict[str, Any], never_padding: bool) -> tuple[str, ...]:
     """Return the decoding rules that are not imported."""
-    rules = {key: value for key in _OTHER_RULES if (value := generation.get(key)) not in (None, 0, [])}
-    rules = {key: value for key, value in rules.items() if value is True or value != 1 or key not in _NEUTRAL_AT_1}
+    rules = {
+        key: value for key in _OTHER_RULES if (value := generation.get(key)) not in (None, 0, [])
+    }
+    rules = {
+        key: value
+        for key, value in rules.items()
+        if value is True or value != 1 or key not in _NEUTRAL_AT_1
+    }
     if (generation.get("length_penalty") or 0) < 0:  # our minimum is 0
         rules["length_penalty"] = generation["length_penalty"]
     if generation.get("bad_words_ids") and not never_padding:
         rules["bad_words_ids"] = generation["bad_words_ids"]
-    return tuple(f"{_GENERATION}: {key} = {value!r} is not taken over" for key, value in sorted(rules.items()))
+    return tuple(
+        f"{_GENERATION}: {key} = {value!r} is not taken over"
+        for key, value in sorted(rules.items())
+    )

@@ -41,7 +41,9 @@ class MarianTokenizer(ListTokenizer):
         self.model = base64.b64decode(self.content["model"])
         self._processor = SentencePieceProcessor(model_proto=self.model)
         tags = self.content.get("symbols", [])
-        self.control_symbols = {symbol: self.ids[tag] for tag in tags for symbol in (tag, f"<2{language_of(tag)}>")}
+        self.control_symbols = {
+            symbol: self.ids[tag] for tag in tags for symbol in (tag, f"<2{language_of(tag)}>")
+        }
 
     @staticmethod
     def of(model: bytes, pieces: list[str], symbols: Sequence[str] = ()) -> "MarianTokenizer":

@@ -65,7 +65,9 @@ def scores_of_record(record: dict[str, Any]) -> list[Score]:
     for metric, entry in record["scores"].items():
         if metric in _METRICS:
             value, signature = float(entry["score"]), entry.get("signature", "")
-            if not math.isfinite(value) or not all(isinstance(text, str) for text in (name, split, signature)):
+            if not math.isfinite(value) or not all(
+                isinstance(text, str) for text in (name, split, signature)
+            ):
                 raise ValueError(f"scores.{metric} is not a score")
             scores.append(Score(metric, value, signature, split, name, sentences))
     return scores
@@ -86,40 +88,54 @@ def front_matter(config: Config, directions: Sequence[Direction], kind: str, lic
     """
     data = config.data
     values: dict[str, Any] = {
-        "language": list(dict.fromkeys(Language.known(code).base for direction in directions for code in direction)),
+        "language": list(
+            dict.fromkeys(
+                Language.known(code).base for direction in directions for code in direction
+            )
+        ),
         "license": license or "unknown",
         "library_name": _LIBRARY[kind],
-        "tags": list(dict.fromkeys(["translation", "t2t_flax", *([kind] if kind != "huggingface" else [])])),
+        "tags": list(
+            dict.fromkeys(["translation", "t2t_flax", *([kind] if kind != "huggingface" else [])])
+        ),
     }
     if data.task == "translation":
         values["pipeline_tag"] = "translation"
-    lines = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+    lines = "".join(
+        f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items()
+    )
     return f"---\n{lines}---\n\n"
 
 
-def sections(config: Config, trained: Sequence[Direction], scores: Sequence[Score], dtype: str) -> list[str]:
+def sections(
+    config: Config, trained: Sequence[Direction], scores: Sequence[Score], dtype: str
+) -> list[str]:
     """Return the paragraphs on the scores, the model and its data."""
     m, d = config.model, config.data
     parts = []
     if scores:
-        before = "" if dtype == "float32" else f" They are of the model before its conversion to {dtype}."
+        before = (
+            ""
+            if dtype == "float32"
+            else f" They are of the model before its conversion to {dtype}."
+        )
         rows = "".join(
-            f"| {_plain(s.data)} ({_plain(s.split)}, {s.sentences:,} sentences) | {s.name} | {s.value:.2f} | "
-            f"{_code(s.signature)} |\n"
+            f"| {_plain(s.data)} ({_plain(s.split)}, {s.sentences:,} sentences) | {s.name} |"
+            f" {s.value:.2f} | {_code(s.signature)} |\n"
             for s in scores
         )
         parts.append(
-            f"## Scores\n\nOf t2t_flax's own decoding.{before}\n\n| data | score | value | signature |\n|---|---|---|---|\n"
-            + rows.rstrip()
+            f"## Scores\n\nOf t2t_flax's own decoding.{before}\n\n| data | score | value |"
+            " signature |\n|---|---|---|---|\n" + rows.rstrip()
         )
     parts.append(
-        f"## Model\n\n{m.num_encoder_layers} encoder and {m.num_decoder_layers} decoder layers, d_model {m.d_model}, d_ff "
-        f"{m.d_ff}, {m.num_heads} heads."
+        f"## Model\n\n{m.num_encoder_layers} encoder and {m.num_decoder_layers} decoder layers,"
+        f" d_model {m.d_model}, d_ff {m.d_ff}, {m.num_heads} heads."
     )
     if corpus := d.corpus or _file_names(d.train):
         parts.append(
-            f"## Data\n\nTrained on {_plain(corpus)} ({', '.join(map(str, trained))}); tokenizer: {d.tokenizer}, "
-            f"data.vocab_size {d.vocab_size:,}."
+            f"## Data\n\nTrained on {_plain(corpus)} ({', '.join(map(str, trained))}); tokenizer:"
+            f" {d.tokenizer}, data.vocab_size {d.vocab_size:,}."
         )
     return parts
 

@@ -61,10 +61,14 @@ class ModelFolder:
         expected = {name: x.shape for name, x in _leaves(abstract).items()}
         given = {name: x.shape for name, x in flatten(tree).items()}
         if given != expected:
-            name = min(name for name in given.keys() | expected.keys() if given.get(name) != expected.get(name))
+            name = min(
+                name
+                for name in given.keys() | expected.keys()
+                if given.get(name) != expected.get(name)
+            )
             raise UserError(
-                f"{file} does not hold the model of its config: {name} has shape {given.get(name)}, expected "
-                f"{expected.get(name)}."
+                f"{file} does not hold the model of its config: {name} has shape {given.get(name)},"
+                f" expected {expected.get(name)}."
             )
         import jax
 
@@ -91,7 +95,10 @@ def folder_of(name: str) -> epath.Path:
 
     Raises UserError for an unknown NAME.
     """
-    models = {f"pretrained:{path.parent.name}": path.parent for path in _PRETRAINED.glob(f"*/{MODEL_FILE}")}
+    models = {
+        f"pretrained:{path.parent.name}": path.parent
+        for path in _PRETRAINED.glob(f"*/{MODEL_FILE}")
+    }
     if name not in models:
         raise UserError(f"there is no {name}: the package has {', '.join(sorted(models))}.")
     return epath.Path(models[name])
@@ -103,7 +110,9 @@ def open_model(path: epath.Path) -> ModelFolder:
     Raises UserError for a file that cannot be read, or in an object store.
     """
     if is_remote(path):
-        raise UserError(f"{path / MODEL_FILE} is in an object store: copy the folder to a disk, and name that.")
+        raise UserError(
+            f"{path / MODEL_FILE} is in an object store: copy the folder to a disk, and name that."
+        )
     config, checkpoint = read_metadata(Path(path / MODEL_FILE))
     steps, tokenizer, dtype = _checked(path / MODEL_FILE, checkpoint)
     try:
@@ -117,7 +126,9 @@ def _checked(file: epath.Path, checkpoint: dict[str, Any]) -> tuple[tuple[int, .
 
     Raises UserError if one is missing or invalid.
     """
-    is_steps = lambda x: isinstance(x, list) and x and all(type(step) is int and step >= 0 for step in x)  # noqa: E731
+    is_steps = lambda x: (
+        isinstance(x, list) and x and all(type(step) is int and step >= 0 for step in x)
+    )  # noqa: E731
     expected = {
         "steps": (is_steps, "whole numbers from 0 on"),
         "tokenizer": (lambda x: isinstance(x, str), "a digest"),
@@ -128,7 +139,9 @@ def _checked(file: epath.Path, checkpoint: dict[str, Any]) -> tuple[tuple[int, .
             raise UserError(f"{file} lacks {key!r} in its metadata: export it again.")
         if not fits(checkpoint[key]):
             value = repr(checkpoint[key])[:100]
-            raise UserError(f"{file} has {key} = {value} in its metadata; expected {what}: export it again.")
+            raise UserError(
+                f"{file} has {key} = {value} in its metadata; expected {what}: export it again."
+            )
     return tuple(checkpoint["steps"]), checkpoint["tokenizer"], checkpoint["dtype"]
 
 
@@ -140,4 +153,6 @@ def write_model(
     The tokenizers belong beside it, in tokenizer/.
     """
     checkpoint = {"steps": list(steps), "tokenizer": tokenizer, "dtype": dtype}
-    write_safetensors(folder / MODEL_FILE, params, config_lib.as_json(config), dtype=dtype, checkpoint=checkpoint)
+    write_safetensors(
+        folder / MODEL_FILE, params, config_lib.as_json(config), dtype=dtype, checkpoint=checkpoint
+    )

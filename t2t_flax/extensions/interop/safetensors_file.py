@@ -22,7 +22,9 @@ def flatten(params: Any, prefix: str = "") -> dict[str, np.ndarray]:
     if not hasattr(params, "items"):
         return {prefix: np.asarray(params)}
     return {
-        path: x for name, tree in params.items() for path, x in flatten(tree, f"{prefix}/{name}".strip("/")).items()
+        path: x
+        for name, tree in params.items()
+        for path, x in flatten(tree, f"{prefix}/{name}".strip("/")).items()
     }
 
 
@@ -58,7 +60,11 @@ def write_safetensors(
     The file's metadata holds `config` and `checkpoint`, the origin of the parameters, as JSON.
     """
     arrays = {name: np.ascontiguousarray(x, dtype) for name, x in flatten(params).items()}
-    metadata = {"format": _FORMAT, "config": json.dumps(config), "checkpoint": json.dumps(checkpoint or {})}
+    metadata = {
+        "format": _FORMAT,
+        "config": json.dumps(config),
+        "checkpoint": json.dumps(checkpoint or {}),
+    }
     save(path, arrays, metadata)
 
 
@@ -76,7 +82,9 @@ def save(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) ->
     path.chmod(mode)
 
 
-def read_tensors(path: Path, *, with_arrays: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def read_tensors(
+    path: Path, *, with_arrays: bool = True
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Return (arrays, metadata) of any safetensors file.
 
     Raises UserError if it cannot be read.
@@ -115,13 +123,18 @@ def read_metadata(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     The parameters are not read. Raises UserError for any other file.
     """
     _, metadata = read_tensors(path, with_arrays=False)
-    return _object(path, metadata, "config"), _object(path, {"checkpoint": "{}"} | metadata, "checkpoint")
+    return _object(path, metadata, "config"), _object(
+        path, {"checkpoint": "{}"} | metadata, "checkpoint"
+    )
 
 
 def _object(path: Path, metadata: dict[str, str], key: str) -> dict[str, Any]:
     """Return the JSON object of a metadata key."""
     if metadata.get("format") != _FORMAT:
-        raise UserError(f"{path} was not written by `export --format=safetensors`: its metadata lacks the config.")
+        raise UserError(
+            f"{path} was not written by `export --format=safetensors`: its metadata lacks the"
+            " config."
+        )
     try:
         value = parse_json(metadata[key])
     except (KeyError, ValueError):
@@ -135,7 +148,10 @@ def check_finite(arrays: Mapping[str, np.ndarray], file: object) -> None:
     """Raise UserError, naming the file and the array, for a NaN or an infinity."""
     for name, x in arrays.items():
         if x.dtype.kind not in "iub" and not np.isfinite(x).all():
-            raise UserError(f"{file}: {name!r} {_counted(x)}: the file is damaged, or its training has diverged.")
+            raise UserError(
+                f"{file}: {name!r} {_counted(x)}: the file is damaged, or its training has"
+                " diverged."
+            )
 
 
 def _counted(x: np.ndarray) -> str:
@@ -151,6 +167,6 @@ def check_representable(params: Mapping[str, np.ndarray], dtype: str) -> None:
     for name, x in params.items() if dtype.endswith("_float16") or dtype == "float16" else ():
         if (most := float(np.max(np.abs(x), initial=0.0))) > largest:
             raise UserError(
-                f"--quantization={dtype}: {name} has a number of {most:g}, more than the {largest:g} that float16 can hold. "
-                "Export it in float32 or bfloat16."
+                f"--quantization={dtype}: {name} has a number of {most:g}, more than the"
+                f" {largest:g} that float16 can hold. Export it in float32 or bfloat16."
             )

@@ -22,11 +22,15 @@ def unavailable() -> str:
     Without a GPU, as in `plan`: "".
     """
     if re.search(r"deterministic_ops(?!=(false|0))", os.environ.get("XLA_FLAGS", "")):
-        return "XLA fails at cudnn's second backward pass under its flags for deterministic operations"
+        return (
+            "XLA fails at cudnn's second backward pass under its flags for deterministic operations"
+        )
     if jax.default_backend() != "gpu":
         return ""
     capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
-    recent = re.fullmatch(r"([89]|\d\d)\.\d", capability)  # AMD's capabilities are names such as gfx90a
+    recent = re.fullmatch(
+        r"([89]|\d\d)\.\d", capability
+    )  # AMD's capabilities are names such as gfx90a
     return "" if recent else "cudnn needs an NVIDIA GPU of compute capability 8.0 or more"
 
 
@@ -48,10 +52,17 @@ def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMas
     if not isinstance(mask, SegmentMask) and not q.shape[1] == k.shape[1] == mask.shape[-2]:
         return False
     width = q.shape[-1]
-    return width == v.shape[-1] and width % 8 == 0 and width <= 128 and q.shape[1] % 2 == k.shape[1] % 2 == 0
+    return (
+        width == v.shape[-1]
+        and width % 8 == 0
+        and width <= 128
+        and q.shape[1] % 2 == k.shape[1] % 2 == 0
+    )
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMask, *, scaled: bool) -> jax.Array:
+def attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMask, *, scaled: bool
+) -> jax.Array:
     """Compute softmax(q k) v under a mask [B or 1, 1, T, S] -> [B, T, N, H].
 
     It computes in bfloat16, the softmax in float32. An array holds segments and causality: the
@@ -62,7 +73,9 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMa
 
     def attend_rows(q, k, v, array):
         scale = None if scaled else 1.0
-        return jax.nn.dot_product_attention(q, k, v, mask=array, scale=scale, implementation="cudnn")
+        return jax.nn.dot_product_attention(
+            q, k, v, mask=array, scale=scale, implementation="cudnn"
+        )
 
     return on_each_device(attend_rows, q, k, v, mask_array(mask))
 

@@ -26,9 +26,16 @@ def on_each_device(
         return kernel(q, k, v, *masks)
     rows, heads = _axes()
     array = PartitionSpec(rows, None, heads, None)
-    specs = (array, array, array, *(PartitionSpec(rows if len(x) == len(q) else None) for x in masks))
+    specs = (
+        array,
+        array,
+        array,
+        *(PartitionSpec(rows if len(x) == len(q) else None) for x in masks),
+    )
     # Pallas calls do not say how results vary over devices.
-    mapped = jax.shard_map(kernel, in_specs=specs, out_specs=array, axis_names=axes, check_vma=False)
+    mapped = jax.shard_map(
+        kernel, in_specs=specs, out_specs=array, axis_names=axes, check_vma=False
+    )
     return mapped(q, k, v, *masks)
 
 
@@ -39,7 +46,11 @@ def divides(q: jax.Array, k: jax.Array) -> bool:
     """
     mesh, free = jax.sharding.get_abstract_mesh(), _divided_axes()
     rows, heads = (
-        math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes or ()) if axis in free)
+        math.prod(
+            mesh.shape[axis]
+            for axis in ((axes,) if isinstance(axes, str) else axes or ())
+            if axis in free
+        )
         for axes in _axes()
     )
     return q.shape[0] % rows == q.shape[2] % heads == k.shape[2] % heads == 0

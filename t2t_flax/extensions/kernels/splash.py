@@ -25,7 +25,11 @@ def unavailable() -> str:
 def slower(length: int) -> str:
     """Return why einsum is the better default for rows of `length`, or ""."""
     known = length >= _SHORTEST_ROWS
-    return "" if known else f"splash is not known to be faster in rows of {length}, below {_SHORTEST_ROWS}"
+    return (
+        ""
+        if known
+        else f"splash is not known to be faster in rows of {length}, below {_SHORTEST_ROWS}"
+    )
 
 
 def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMask) -> bool:
@@ -37,11 +41,21 @@ def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMas
     if q.ndim != 4 or not isinstance(mask, SegmentMask):  # window blocks, or beams
         return False
     lengths, widths = (q.shape[1], k.shape[1]), (q.shape[-1], v.shape[-1])
-    return divides(q, k) and all(n % _LANES == 0 for n in lengths) and all(w % 64 == 0 and w <= 256 for w in widths)
+    return (
+        divides(q, k)
+        and all(n % _LANES == 0 for n in lengths)
+        and all(w % 64 == 0 and w <= 256 for w in widths)
+    )
 
 
 def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: SegmentMask, *, scaled: bool, interpret: bool = False
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: SegmentMask,
+    *,
+    scaled: bool,
+    interpret: bool = False,
 ) -> jax.Array:
     """Compute softmax(q k) v under `mask`.
 
@@ -63,18 +77,27 @@ def attend(
     return on_each_device(attend_rows, q, k, v, mask.query_segments, mask.key_segments)
 
 
-def _row_attention(q: jax.Array, k: jax.Array, *, causal: bool, interpret: bool) -> Callable[..., jax.Array]:
+def _row_attention(
+    q: jax.Array, k: jax.Array, *, causal: bool, interpret: bool
+) -> Callable[..., jax.Array]:
     """Return the attention of one row with these shapes.
 
     It maps (q [N, T, H], k [G, S, H], v [G, S, H], segments [T], [S]) -> [N, T, H].
     """
-    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # 0.2 s, only for TPU runs
+    from jax.experimental.pallas.ops.tpu import (
+        splash_attention as splash,
+    )  # 0.2 s, only for TPU runs
 
     lengths = q.shape[1], k.shape[1]
-    queries, keys = (max(n for n in range(_LANES, _LARGEST_BLOCK + 1, _LANES) if length % n == 0) for length in lengths)
+    queries, keys = (
+        max(n for n in range(_LANES, _LARGEST_BLOCK + 1, _LANES) if length % n == 0)
+        for length in lengths
+    )
     # Arrays whose last axis is shorter than a register would take and move the memory of a whole
     # one.
-    layout = splash.QKVLayout.HEAD_DIM_MINOR if q.shape[-1] % _LANES == 0 else splash.QKVLayout.SEQ_MINOR
+    layout = (
+        splash.QKVLayout.HEAD_DIM_MINOR if q.shape[-1] % _LANES == 0 else splash.QKVLayout.SEQ_MINOR
+    )
     blocks = splash.BlockSizes(
         block_q=queries,
         block_kv=keys,
@@ -87,5 +110,7 @@ def _row_attention(q: jax.Array, k: jax.Array, *, causal: bool, interpret: bool)
     )
     of_head = splash.CausalMask(lengths) if causal else splash.FullMask(lengths)
     masks = splash.MultiHeadMask([of_head] * q.shape[2])
-    kernel = splash.make_splash_mha(masks, head_shards=1, q_seq_shards=1, block_sizes=blocks, interpret=interpret)
+    kernel = splash.make_splash_mha(
+        masks, head_shards=1, q_seq_shards=1, block_sizes=blocks, interpret=interpret
+    )
     return lambda q, k, v, *segments: kernel(q, k, v, splash.SegmentIds(*segments))

@@ -27,9 +27,10 @@ _DIRECTION = re.compile(r"(\w+)-(\w+)")
 class Languages:
     directions: str = key(
         "",
-        "the direction of each source of data.train, data.valid and data.test, as 'NAME=en-de, NAME=de-en'; by_name = those of "
-        "sources named en-de or en-de.ANYTHING are their names. A symbol before the source sentences tells the "
-        "target language. Empty = one direction, data.source_language to data.target_language",
+        "the direction of each source of data.train, data.valid and data.test, as 'NAME=en-de,"
+        " NAME=de-en'; by_name = those of sources named en-de or en-de.ANYTHING are their names. A"
+        " symbol before the source sentences tells the target language. Empty = one direction,"
+        " data.source_language to data.target_language",
         mutable=True,
         kind=TEXT,
     )
@@ -38,7 +39,8 @@ class Languages:
         """Raise UserError as `parse_directions`, and for another task than translation."""
         if parse_directions(config) and config.data.task != "translation":
             raise UserError(
-                f"config.languages.directions = {self.directions!r} is for data.task = translation, not {config.data.task}."
+                f"config.languages.directions = {self.directions!r} is for data.task = translation,"
+                f" not {config.data.task}."
             )
 
 
@@ -71,13 +73,14 @@ def _parse(text: str, data: Data) -> Mapping[str, Direction]:
         match = _DIRECTION.fullmatch(code) if code else None
         if name in entries and not match:
             raise UserError(
-                f"{shown}: {code!r} is not a direction. Write two language codes as en-de; a region or script follows an "
-                "underscore, as in en-zh_Hans."
+                f"{shown}: {code!r} is not a direction. Write two language codes as en-de; a region"
+                " or script follows an underscore, as in en-zh_Hans."
             )
         if not match:
             why = "is not named after its direction" if BY_NAME in parts else "has no direction"
             raise UserError(
-                f"{shown}: the source {name!r} of config.data.{split} {why}: add {name}=en-de or another one."
+                f"{shown}: the source {name!r} of config.data.{split} {why}: add {name}=en-de or"
+                " another one."
             )
         directions[name] = Direction(*match.groups())
     _check_codes(shown, directions.values())
@@ -85,8 +88,9 @@ def _parse(text: str, data: Data) -> Mapping[str, Direction]:
     for name, direction in directions.items():
         if targets and direction.target not in targets:
             raise UserError(
-                f"{shown}: {name} is translated into {direction.target}, but no source of config.data.train is: the model "
-                f"would not know its symbol. It knows {', '.join(targets)}."
+                f"{shown}: {name} is translated into {direction.target}, but no source of"
+                " config.data.train is: the model would not know its symbol. It knows"
+                f" {', '.join(targets)}."
             )
     return types.MappingProxyType(directions)
 
@@ -101,7 +105,9 @@ def _check_codes(shown: str, directions: Iterable[Direction]) -> None:
         language = Language.read(code, "languages.directions")
         same = "_".join([language.base, *code.lower().split("_")[1:]])
         if (other := spellings.setdefault(same, code)) != code:
-            raise UserError(f"{shown}: {other} and {code} would be two languages; write the code in one way.")
+            raise UserError(
+                f"{shown}: {other} and {code} would be two languages; write the code in one way."
+            )
 
 
 def _names(data: Data) -> dict[str, str]:

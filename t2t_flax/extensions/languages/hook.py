@@ -11,18 +11,26 @@ class LanguagesHook(DataHook):
     def __init__(self, config: Config):
         self._train = list(config.data.train_sources)
         self._directions = parse_directions(config)
-        self._trained = list(dict.fromkeys(self._directions[name] for name in self._train if self._directions))
+        self._trained = list(
+            dict.fromkeys(self._directions[name] for name in self._train if self._directions)
+        )
         self._symbols = dict.fromkeys(
             sorted({symbol_of(target) for _, target in self._trained}), "languages.directions"
         )
 
     def config_of_set(self, config, name):
         if direction := self._of(name):
-            return config.with_values({f"data.{side}_language": code for side, code in direction._asdict().items()})
+            return config.with_values(
+                {f"data.{side}_language": code for side, code in direction._asdict().items()}
+            )
         return config
 
     def transform(self, split, name, source):
-        return TaggedSource(source, symbol_of(direction.target)) if (direction := self._of(name)) else source
+        return (
+            TaggedSource(source, symbol_of(direction.target))
+            if (direction := self._of(name))
+            else source
+        )
 
     def symbols(self):
         return self._symbols
@@ -46,7 +54,10 @@ class LanguagesHook(DataHook):
     def record(self, name, predictions):
         if not (direction := self._of(name)):
             return {}
-        return {"direction": str(direction), "zero_shot": bool(self._trained) and direction not in self._trained}
+        return {
+            "direction": str(direction),
+            "zero_shot": bool(self._trained) and direction not in self._trained,
+        }
 
     def _of(self, name: str):
         """Return the direction of a source or set."""
@@ -54,7 +65,9 @@ class LanguagesHook(DataHook):
 
     def _zero_shot(self) -> list[str]:
         """Return a line on the directions of held-out sets without training text."""
-        others = dict.fromkeys(direction for direction in self._directions.values() if direction not in self._trained)
+        others = dict.fromkeys(
+            direction for direction in self._directions.values() if direction not in self._trained
+        )
         return [f"zero-shot, no training text: {', '.join(map(str, others))}"] if others else []
 
 

@@ -19,7 +19,8 @@ _model_key = functools.partial(key, changes=MODEL)
 class LayerTypes:
     window: int = _model_key(
         65,
-        "r, odd: model.mixer = local_attention reaches (r - 1) / 2 positions to each side (section 4)",
+        "r, odd: model.mixer = local_attention reaches (r - 1) / 2 positions to each side"
+        " (section 4)",
         unit="tokens",
         low=1,
         when=one_of("model.mixer", "local_attention"),
@@ -49,12 +50,13 @@ class LayerTypes:
         m = config.model
         if self.window % 2 == 0:
             raise UserError(
-                f"config.layer_types.window = {self.window} is even: a window has as many positions before its centre as after "
-                "it, so it must be odd."
+                f"config.layer_types.window = {self.window} is even: a window has as many positions"
+                " before its centre as after it, so it must be odd."
             )
         if self.conv_kernel_size % 2 == 0:
             raise UserError(
-                f"config.layer_types.conv_kernel_size = {self.conv_kernel_size} is even: the encoder's convolution is symmetric."
+                f"config.layer_types.conv_kernel_size = {self.conv_kernel_size} is even: the"
+                " encoder's convolution is symmetric."
             )
         _check_layers(m)
 
@@ -62,25 +64,29 @@ class LayerTypes:
 def _check_layers(m: Model) -> None:
     if m.mixer in ("lstm", "gru") and m.d_model % 2:
         raise UserError(
-            f"config.model.d_model = {m.d_model} is odd: each direction of the encoder's {m.mixer} takes half of it."
+            f"config.model.d_model = {m.d_model} is odd: each direction of the encoder's {m.mixer}"
+            " takes half of it."
         )
     if m.num_kv_heads not in (0, m.num_heads) and m.attention_score == "additive":
         raise UserError(
-            f"config.model.num_kv_heads = {m.num_kv_heads} needs a dot product; config.model.attention_score = additive."
+            f"config.model.num_kv_heads = {m.num_kv_heads} needs a dot product;"
+            " config.model.attention_score = additive."
         )
     if m.position in ("rotary", "alibi") and m.mixer not in ("attention", "local_attention"):
         raise UserError(
-            f"config.model.position = {m.position} acts in self-attention; config.model.mixer = {m.mixer} has none."
+            f"config.model.position = {m.position} acts in self-attention; config.model.mixer ="
+            f" {m.mixer} has none."
         )
     if m.position == "rotary" and m.head_widths[0] % 2:
         raise UserError(
-            "config.model.position = rotary rotates pairs of features, but a head's width is odd: change config.model.d_k "
-            f"= {m.d_k} (0 = d_model / num_heads = {m.d_model // m.num_heads})."
+            "config.model.position = rotary rotates pairs of features, but a head's width is odd:"
+            f" change config.model.d_k = {m.d_k} (0 = d_model / num_heads ="
+            f" {m.d_model // m.num_heads})."
         )
     if m.position == "rotary" and m.attention_score == "additive":
         raise UserError(
-            "config.model.position = rotary needs a dot product, the only score that then depends on the distance; "
-            "config.model.attention_score = additive."
+            "config.model.position = rotary needs a dot product, the only score that then depends"
+            " on the distance; config.model.attention_score = additive."
         )
 
 

@@ -28,7 +28,9 @@ class GatedFeedForward(nn.Module):
         gate = Einsum(*up, dtype=self.dtype, name="gate")(x)
         hidden = ACTIVATIONS.load(c.activation)(gate) * Einsum(*up, dtype=self.dtype, name="up")(x)
         hidden = Dropout(c.dropout_ffn, name="hidden_dropout")(hidden, noise)
-        return Einsum("...f,fd->...d", down, ("mlp", "embed"), dtype=self.dtype, name="down")(hidden)
+        return Einsum("...f,fd->...d", down, ("mlp", "embed"), dtype=self.dtype, name="down")(
+            hidden
+        )
 
 
 def rms_norm(epsilon: float, dtype: jnp.dtype) -> nn.Module:
@@ -50,6 +52,8 @@ class AdditiveScore(nn.Module):
     @nn.compact
     def __call__(self, q: jax.Array, k: jax.Array) -> jax.Array:
         init = nn.initializers.variance_scaling(1.0, "fan_in", "uniform", in_axis=1, out_axis=0)
-        v: Any = self.param("v", nn.with_logical_partitioning(init, ("heads", "kv")), q.shape[-2:], jnp.float32)
+        v: Any = self.param(
+            "v", nn.with_logical_partitioning(init, ("heads", "kv")), q.shape[-2:], jnp.float32
+        )
         hidden = jnp.tanh(q[..., :, None, :, :] + k[..., None, :, :, :])  # [..., T, S, N, H]
         return product_with_float32_result("...tsnh,nh->...nts", hidden, v, hidden.dtype)

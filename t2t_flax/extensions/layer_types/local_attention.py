@@ -11,7 +11,13 @@ import jax.numpy as jnp
 
 from t2t_flax.config import Model
 from t2t_flax.extensions.layer_types import LayerTypes
-from t2t_flax.models.attention import MixerInputs, SegmentMask, SelfAttention, mask_array, segment_mask
+from t2t_flax.models.attention import (
+    MixerInputs,
+    SegmentMask,
+    SelfAttention,
+    mask_array,
+    segment_mask,
+)
 
 _SMALLEST_BLOCK = 8  # smaller products are no faster
 
@@ -27,7 +33,9 @@ class LocalAttention(SelfAttention):
         """Positions that one sees to each side."""
         return LayerTypes.of(self.config).window // 2
 
-    def attend_row(self, q: jax.Array, k: jax.Array, v: jax.Array, inputs: MixerInputs) -> jax.Array:
+    def attend_row(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, inputs: MixerInputs
+    ) -> jax.Array:
         """Return attention [B, T, N, H], computed in bands.
 
         Short rows, and weights that are collected (`intermediates`), take the whole matrix.
@@ -38,12 +46,16 @@ class LocalAttention(SelfAttention):
             bias = self.position_bias(query_positions, key_positions)
             return self.attend(q, k, v, mask, bias=bias, noise=inputs.noise)
 
-        if saves_work(self.reach, length, causal=self.causal) and not self.is_mutable_collection("intermediates"):
+        if saves_work(self.reach, length, causal=self.causal) and not self.is_mutable_collection(
+            "intermediates"
+        ):
             rows = (q, k, v, inputs.segments, inputs.positions)
             return banded_attention(attend, *rows, reach=self.reach, causal=self.causal)
         if self.reach >= length - 1:
             return super().attend_row(q, k, v, inputs)
-        mask = mask_array(SegmentMask(inputs.segments, inputs.segments, self.causal)) & window_mask(length, self.reach)
+        mask = mask_array(SegmentMask(inputs.segments, inputs.segments, self.causal)) & window_mask(
+            length, self.reach
+        )
         return attend(q, k, v, mask, inputs.positions, inputs.positions)
 
     def visible(self, position: jax.Array, keys_T: jax.Array) -> jax.Array:

@@ -64,12 +64,18 @@ class Recurrent(nn.Module):
         out = _run(self.forward, x_BxTxD, first_BxT)
         if not self.causal:
             last_BxT = jnp.pad(changes, ((0, 0), (0, 1)), constant_values=True)
-            out = jnp.concatenate([out, _run(self.backward, x_BxTxD, last_BxT, reverse=True)], axis=-1)
+            out = jnp.concatenate(
+                [out, _run(self.backward, x_BxTxD, last_BxT, reverse=True)], axis=-1
+            )
         return out.astype(self.dtype)
 
     def empty_cache(self, batch: int, beams: int, length: int) -> dict[str, Any]:
         """Return an empty cache: `state`, the cell's carry, arrays [B, K, D] for any length."""
-        return {"state": self.forward.initialize_carry(jax.random.key(0), (batch, beams, self.config.d_model))}
+        return {
+            "state": self.forward.initialize_carry(
+                jax.random.key(0), (batch, beams, self.config.d_model)
+            )
+        }
 
     def step(self, x_BxKxD: jax.Array, cache: dict[str, Any], position: jax.Array):
         """Decode one step. Returns ([B, K, D], the new cache)."""
@@ -85,7 +91,9 @@ class GRU(Recurrent):
     Cell = nn.GRUCell
 
 
-def _run(cell: nn.RNNCellBase, x_BxTxD: jax.Array, reset_BxT: jax.Array, *, reverse: bool = False) -> jax.Array:
+def _run(
+    cell: nn.RNNCellBase, x_BxTxD: jax.Array, reset_BxT: jax.Array, *, reverse: bool = False
+) -> jax.Array:
     """Return outputs [B, T, width] of the cell along time.
 
     Where `reset`, the state is zero before the step.
@@ -96,7 +104,12 @@ def _run(cell: nn.RNNCellBase, x_BxTxD: jax.Array, reset_BxT: jax.Array, *, reve
         return cell(jax.tree.map(lambda y: jnp.where(reset_B[:, None], 0, y), carry), x_BxD)
 
     scan = nn.scan(
-        step, variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1, reverse=reverse
+        step,
+        variable_broadcast="params",
+        split_rngs={"params": False},
+        in_axes=1,
+        out_axes=1,
+        reverse=reverse,
     )
     start = cell.initialize_carry(jax.random.key(0), x_BxTxD[:, 0].shape)
     return scan(cell, start, (x_BxTxD, reset_BxT))[1]

@@ -17,13 +17,15 @@ NAMES = ("comet", "kiwi", "metricx")
 class LearnedMetrics:
     names: str = mutable_key(
         "",
-        "learned metrics in evaluation records: comet, kiwi, metricx, or several with commas between",
+        "learned metrics in evaluation records: comet, kiwi, metricx, or several with commas"
+        " between",
         changes=SCORES,
         kind=TEXT,
     )
     comet: str = mutable_key(
         "Unbabel/wmt22-comet-da",
-        "model of comet: a name of the Hugging Face hub, or a folder; its packages load it as a pickle, which is code",
+        "model of comet: a name of the Hugging Face hub, or a folder; its packages load it as a"
+        " pickle, which is code",
         changes=SCORES,
         kind=CODE,
         when=lists("learned_metrics.names", "comet"),
@@ -57,11 +59,16 @@ class LearnedMetrics:
         when=is_set("learned_metrics.names"),
     )
     batch_size: int = mutable_key(
-        16, "sentences that a model scores at once", low=1, high=2**13, when=is_set("learned_metrics.names")
+        16,
+        "sentences that a model scores at once",
+        low=1,
+        high=2**13,
+        when=is_set("learned_metrics.names"),
     )
     environments: str = mutable_key(
         "",
-        "folder of the packages' virtual environments, made where they are missing; empty = ~/.cache/t2t_flax/metrics",
+        "folder of the packages' virtual environments, made where they are missing; empty ="
+        " ~/.cache/t2t_flax/metrics",
         kind=PROGRAM,
         when=is_set("learned_metrics.names"),
     )
@@ -75,18 +82,24 @@ class LearnedMetrics:
         """Raise UserError for an unknown metric and for a task other than translation."""
         for name in self.chosen:
             if name not in NAMES:
-                raise UserError(f"config.learned_metrics.names: {name!r} is none of {', '.join(NAMES)}.")
+                raise UserError(
+                    f"config.learned_metrics.names: {name!r} is none of {', '.join(NAMES)}."
+                )
         if self.chosen and config.data.task != "translation":
             raise UserError(
-                f"config.learned_metrics.names = {self.names} scores translations, not outputs of data.task = "
-                f"{config.data.task}."
+                f"config.learned_metrics.names = {self.names} scores translations, not outputs of"
+                f" data.task = {config.data.task}."
             )
 
 
 GROUPS.add("learned_metrics", LearnedMetrics)
 for _name in NAMES:
     METRICS.add(
-        _name, MetricRow(f"t2t_flax.extensions.learned_metrics.metrics:{_name.upper()}", ("learned_metrics.names",))
+        _name,
+        MetricRow(
+            f"t2t_flax.extensions.learned_metrics.metrics:{_name.upper()}",
+            ("learned_metrics.names",),
+        ),
     )
 FLAGS.add(
     "--metric",

@@ -23,14 +23,21 @@ _READS_REFERENCES = {"comet": True, "kiwi": False, "metricx": True}
 def _statistics(name: str, predictions: Predictions, config: Config) -> SentenceStatistics:
     group, data = config.group("learned_metrics"), config.data
     # These metrics were trained on plain text.
-    plain = [detokenizer(x) if data.pretokenized else list for x in (data.source_language, data.target_language)]
+    plain = [
+        detokenizer(x) if data.pretokenized else list
+        for x in (data.source_language, data.target_language)
+    ]
     sources, hypotheses = plain[0](predictions.sources), plain[1](predictions.hypotheses)
-    references = [plain[1](lines) for lines in predictions.references] if _READS_REFERENCES[name] else [None]
+    references = (
+        [plain[1](lines) for lines in predictions.references] if _READS_REFERENCES[name] else [None]
+    )
     samples, lines_of = [], []
     for lines in references:
         for i, (source, hypothesis) in enumerate(zip(sources, hypotheses, strict=True)):
             if lines is None or has_text(lines[i]):
-                samples.append({"src": source, "mt": hypothesis} | ({} if lines is None else {"ref": lines[i]}))
+                samples.append(
+                    {"src": source, "mt": hypothesis} | ({} if lines is None else {"ref": lines[i]})
+                )
                 lines_of.append(i)
     different = list(dict.fromkeys(tuple(sample.items()) for sample in samples))
     answer = score_sentences(name, list(map(dict, different)), group)
@@ -49,12 +56,23 @@ def of_entry(entry: dict[str, Any]) -> SentenceStatistics:
     try:
         values = np.array([(score, 1.0) for score in entry["sentences"]], np.float64).reshape(-1, 2)
     except (KeyError, TypeError, ValueError):
-        raise UserError("the record has no scores of sentences by this metric: evaluate again.") from None
-    details = {name: value for name, value in entry.items() if name not in ("score", "signature", "how", "confidence")}
+        raise UserError(
+            "the record has no scores of sentences by this metric: evaluate again."
+        ) from None
+    details = {
+        name: value
+        for name, value in entry.items()
+        if name not in ("score", "signature", "how", "confidence")
+    }
 
     def signature(**bootstrap: int) -> str:
-        parts = {key: entry.get(key, "") for key in ("model", "revision", "package", "precision", "device")}
-        return "|".join(f"{key}:{value}" for key, value in (parts | bootstrap).items() if value != "")
+        parts = {
+            key: entry.get(key, "")
+            for key in ("model", "revision", "package", "precision", "device")
+        }
+        return "|".join(
+            f"{key}:{value}" for key, value in (parts | bootstrap).items() if value != ""
+        )
 
     return SentenceStatistics(
         values, lambda sums: sums[0] / max(sums[1], 1.0), "mean over sentences", signature, details

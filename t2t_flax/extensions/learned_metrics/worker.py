@@ -40,7 +40,9 @@ def score_comet(request: dict[str, Any]) -> dict[str, Any]:
     gpus = int(torch.cuda.is_available())
     model.to(getattr(torch, request["precision"]))
     settings = dict(batch_size=request["batch_size"], gpus=gpus, num_workers=0, progress_bar=False)
-    predicted = model.predict(request["samples"], **settings) if request["samples"] else {"scores": []}
+    predicted = (
+        model.predict(request["samples"], **settings) if request["samples"] else {"scores": []}
+    )
     return {
         "scores": [float(score) for score in predicted["scores"]],
         "package": f"unbabel-comet {importlib.metadata.version('unbabel-comet')}",
@@ -73,7 +75,8 @@ def score_metricx(request: dict[str, Any]) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model.to(device).eval()
     texts = [
-        f"source: {s['src']} candidate: {s['mt']}" + (f" reference: {s['ref']}" if "ref" in s else "")
+        f"source: {s['src']} candidate: {s['mt']}"
+        + (f" reference: {s['ref']}" if "ref" in s else "")
         for s in request["samples"]
     ]
     scores: list[float] = [0.0] * len(texts)
@@ -83,12 +86,18 @@ def score_metricx(request: dict[str, Any]) -> dict[str, Any]:
         # Without the end symbol, which the model was not trained with.
         ids = [tokenizer(texts[i], truncation=True, max_length=1536).input_ids[:-1] for i in chosen]
         width = max(map(len, ids))
-        padded = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in ids], device=device)
-        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in ids], device=device)
+        padded = torch.tensor(
+            [row + [tokenizer.pad_token_id] * (width - len(row)) for row in ids], device=device
+        )
+        mask = torch.tensor(
+            [[1] * len(row) + [0] * (width - len(row)) for row in ids], device=device
+        )
         first = torch.zeros(len(chosen), 1, dtype=torch.long, device=device)
         with torch.no_grad():
             logits = model(input_ids=padded, attention_mask=mask, decoder_input_ids=first).logits
-        for i, score in zip(chosen, logits[:, 0, METRICX_TOKEN].float().clamp(0, 25).tolist(), strict=True):
+        for i, score in zip(
+            chosen, logits[:, 0, METRICX_TOKEN].float().clamp(0, 25).tolist(), strict=True
+        ):
             scores[i] = score
     return {
         "scores": scores,
@@ -103,7 +112,11 @@ def about_model(folder: Path) -> dict[str, str]:
     The revision comes from the name of its folder, the licence from its card.
     """
     card = folder / "README.md"
-    licence = re.search(r"^license:\s*(\S+)", card.read_text(errors="replace"), re.MULTILINE) if card.exists() else None
+    licence = (
+        re.search(r"^license:\s*(\S+)", card.read_text(errors="replace"), re.MULTILINE)
+        if card.exists()
+        else None
+    )
     revision = folder.name[:12] if folder.parent.name == "snapshots" else ""
     return {"revision": revision, "licence": licence[1] if licence else "not stated"}
 

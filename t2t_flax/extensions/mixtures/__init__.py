@@ -31,8 +31,9 @@ _SEVERAL = When((("data.train", _are_several),), "several sources in config.data
 class Mixtures:
     shares: str = key(
         "",
-        "share of each source of data.train in the pairs of an update, as 'NAME=3, NAME=1'; from an update on other "
-        "shares, which may change until then: 'NAME=3, NAME=1; 20000: NAME=1'. Empty = by size, see temperature",
+        "share of each source of data.train in the pairs of an update, as 'NAME=3, NAME=1'; from an"
+        " update on other shares, which may change until then: 'NAME=3, NAME=1; 20000: NAME=1'."
+        " Empty = by size, see temperature",
         mutable=True,
         changes=TRAINING,
         kind=TEXT,
@@ -40,8 +41,9 @@ class Mixtures:
     )
     batch_tokens: str = key(
         "",
-        "tokens per update from an update on, in place of data.batch_tokens, which counts before: '2000: 50000; 8000: 100000'; "
-        "later ones may change. The learning rate stays that of its schedule",
+        "tokens per update from an update on, in place of data.batch_tokens, which counts before:"
+        " '2000: 50000; 8000: 100000'; later ones may change. The learning rate stays that of its"
+        " schedule",
         mutable=True,
         changes=TRAINING,
         kind=TEXT,
@@ -51,10 +53,17 @@ class Mixtures:
         low=1.0, high=1e6, when=_SEVERAL,
     )  # fmt: skip
     tags: str = key(
-        "", "token put before the source sentences of a source of data.train: 'NAME=<bt>, NAME=<synthetic>'", kind=TEXT
+        "",
+        "token put before the source sentences of a source of data.train: 'NAME=<bt>,"
+        " NAME=<synthetic>'",
+        kind=TEXT,
     )
-    limits: str = key("", "only the first pairs of a source of data.train: 'NAME=100000'", kind=TEXT)
-    samples: str = key("", "only a random sample of the pairs of a source of data.train: 'NAME=100000'", kind=TEXT)
+    limits: str = key(
+        "", "only the first pairs of a source of data.train: 'NAME=100000'", kind=TEXT
+    )
+    samples: str = key(
+        "", "only a random sample of the pairs of a source of data.train: 'NAME=100000'", kind=TEXT
+    )
     sample_seed: int = key(
         0,
         "seed of mixtures.samples: the same sample whatever seed.data is",
@@ -72,38 +81,54 @@ class Mixtures:
             parse_samples(config),
         )
         if both := sorted(limits.keys() & samples.keys()):
-            raise UserError(f"config.mixtures.limits and config.mixtures.samples both name {both[0]}: set one of them.")
-        sizes = parse_batch_tokens(config)
-        if small := next((size for size in sizes.values() if size < 2 * config.data.max_length), None):
             raise UserError(
-                f"config.mixtures.batch_tokens = {self.batch_tokens!r}: {small} tokens must hold at least two of the longest "
-                f"pairs (config.data.max_length = {config.data.max_length})."
+                f"config.mixtures.limits and config.mixtures.samples both name {both[0]}: set one"
+                " of them."
+            )
+        sizes = parse_batch_tokens(config)
+        if small := next(
+            (size for size in sizes.values() if size < 2 * config.data.max_length), None
+        ):
+            raise UserError(
+                f"config.mixtures.batch_tokens = {self.batch_tokens!r}: {small} tokens must hold at"
+                " least two of the longest pairs (config.data.max_length ="
+                f" {config.data.max_length})."
             )
         if self.temperature is not None and phases[0].weights:
             raise UserError(
-                f"config.mixtures.shares gives the shares: config.mixtures.temperature = {self.temperature} would have no "
-                "effect. Set one of them."
+                "config.mixtures.shares gives the shares: config.mixtures.temperature ="
+                f" {self.temperature} would have no effect. Set one of them."
             )
-        if len(phases) + len(sizes) > 1 and (config.eval.every_epochs or config.checkpoint.every_epochs):
+        if len(phases) + len(sizes) > 1 and (
+            config.eval.every_epochs or config.checkpoint.every_epochs
+        ):
             changing = "batch_tokens" if sizes else "shares"
             raise UserError(
-                f"config.mixtures.{changing} = {getattr(self, changing)!r} changes the length of an epoch: use "
-                "config.eval.every_steps and config.checkpoint.every_steps instead of every_epochs."
+                f"config.mixtures.{changing} = {getattr(self, changing)!r} changes the length of an"
+                " epoch: use config.eval.every_steps and config.checkpoint.every_steps instead of"
+                " every_epochs."
             )
 
     def check_change(self, stored: Config, given: Config, step: int) -> None:
         """Raise UserError for other shares or batch sizes in updates up to `step`."""
-        old, new = ({k: n for k, n in parse_batch_tokens(c).items() if k < step} for c in (stored, given))
+        old, new = (
+            {k: n for k, n in parse_batch_tokens(c).items() if k < step} for c in (stored, given)
+        )
         if old != new:
             raise UserError(
-                f"config.mixtures.batch_tokens = {self.batch_tokens!r}: the run stands at update {step}, up to which it had "
-                f"{stored.group('mixtures').batch_tokens!r}. Only sizes from this or a later update on may change."
+                f"config.mixtures.batch_tokens = {self.batch_tokens!r}: the run stands at update"
+                f" {step}, up to which it had {stored.group('mixtures').batch_tokens!r}. Only sizes"
+                " from this or a later update on may change."
             )
-        before, now = ([phase.shares for phase in parse_shares(c) if phase.start < step] for c in (stored, given))
+        before, now = (
+            [phase.shares for phase in parse_shares(c) if phase.start < step]
+            for c in (stored, given)
+        )
         if before != now and len(given.data.train_sources) > 1:
             raise UserError(
-                f"config.mixtures.shares = {self.shares!r}: the run stands at update {step}, up to which its shares are those of "
-                f"{stored.group('mixtures').shares!r}. Only shares from this or a later update on may change."
+                f"config.mixtures.shares = {self.shares!r}: the run stands at update {step}, up to"
+                f" which its shares are those of {stored.group('mixtures').shares!r}. Only shares"
+                " from this or a later update on may change."
             )
 
 
@@ -124,7 +149,9 @@ class Phase(NamedTuple):
 
         Other differences have no effect.
         """
-        return self.start, self.weights and {name: w / sum(self.weights.values()) for name, w in self.weights.items()}
+        return self.start, self.weights and {
+            name: w / sum(self.weights.values()) for name, w in self.weights.items()
+        }
 
 
 def parse_shares(config: Config) -> list[Phase]:
@@ -141,14 +168,20 @@ def parse_shares(config: Config) -> list[Phase]:
     for number, part in enumerate(part for part in text.split(";") if part.strip()):
         start = _START.fullmatch(part)
         if bool(start) != (number > 0):
-            raise UserError(f"{shown}: write shares from update 0, then those of later updates as '; UPDATE: NAME=1'.")
+            raise UserError(
+                f"{shown}: write shares from update 0, then those of later updates as '; UPDATE:"
+                " NAME=1'."
+            )
         first, entries = (int(start[1]), start[2]) if start else (0, part)
         if phases and first <= phases[-1].start:
             raise UserError(f"{shown}: update {first} must come after update {phases[-1].start}.")
-        weights = {name: _weight(shown, value) for name, value in _entries(shown, entries, config).items()}
+        weights = {
+            name: _weight(shown, value) for name, value in _entries(shown, entries, config).items()
+        }
         if not weights:
             raise UserError(
-                f"{shown}: the shares from update {first} on name no source. Write NAME=1 for each that is read."
+                f"{shown}: the shares from update {first} on name no source. Write NAME=1 for each"
+                " that is read."
             )
         phases.append(Phase(first, weights))
     return phases
@@ -166,12 +199,14 @@ def parse_batch_tokens(config: Config) -> dict[int, int]:
         entry = _START.fullmatch(part)
         if not entry or not entry[2].strip().isdecimal() or not 16 <= int(entry[2]) <= 2**28:
             raise UserError(
-                f"{shown}: {part.strip()!r} is not UPDATE: TOKENS, as in 2000: 50000, of 16 tokens or more."
+                f"{shown}: {part.strip()!r} is not UPDATE: TOKENS, as in 2000: 50000, of 16 tokens"
+                " or more."
             )
         first = int(entry[1])
         if first <= max(sizes, default=0):
             raise UserError(
-                f"{shown}: update {first} must come after update {max(sizes, default=0)}, up to which data.batch_tokens counts."
+                f"{shown}: update {first} must come after update {max(sizes, default=0)}, up to"
+                " which data.batch_tokens counts."
                 if not sizes
                 else f"{shown}: update {first} must come after update {max(sizes)}."
             )
@@ -191,7 +226,10 @@ def parse_tags(config: Config) -> dict[str, str]:
         if len(tag.split()) != 1:
             raise UserError(f"{shown}: {tag!r} is not one word.")
         if _RESERVED.fullmatch(tag):
-            raise UserError(f"{shown}: {tag} is a piece with a meaning of its own; choose another tag, such as <bt>.")
+            raise UserError(
+                f"{shown}: {tag} is a piece with a meaning of its own; choose another tag, such as"
+                " <bt>."
+            )
     return tags
 
 
@@ -229,7 +267,8 @@ def _weight(shown: str, text: str) -> float:
         weight = math.nan
     if not (0 < weight < math.inf):
         raise UserError(
-            f"{shown}: {text!r} is not a share: write a number above 0, and leave out sources without pairs."
+            f"{shown}: {text!r} is not a share: write a number above 0, and leave out sources"
+            " without pairs."
         )
     return weight
 
@@ -237,5 +276,8 @@ def _weight(shown: str, text: str) -> float:
 GROUPS.add("mixtures", Mixtures)
 DATA_HOOKS.add(
     "t2t_flax.extensions.mixtures.hook",
-    *(f"mixtures.{key}" for key in ("shares", "batch_tokens", "temperature", "tags", "limits", "samples")),
+    *(
+        f"mixtures.{key}"
+        for key in ("shares", "batch_tokens", "temperature", "tags", "limits", "samples")
+    ),
 )

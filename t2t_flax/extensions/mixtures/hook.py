@@ -2,7 +2,13 @@
 
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import DataHook
-from t2t_flax.extensions.mixtures import parse_batch_tokens, parse_limits, parse_samples, parse_shares, parse_tags
+from t2t_flax.extensions.mixtures import (
+    parse_batch_tokens,
+    parse_limits,
+    parse_samples,
+    parse_shares,
+    parse_tags,
+)
 from t2t_flax.extensions.mixtures.selections import FirstPairs, RandomPairs
 from t2t_flax.extensions.mixtures.shares import mixed_stream, mixtures
 from t2t_flax.extensions.mixtures.tokenizer_text import MixedText, Shares
@@ -12,7 +18,11 @@ from t2t_flax.extensions.shared.tagged_source import TaggedSource
 class MixturesHook(DataHook):
     def __init__(self, config: Config):
         self._config = config
-        self._tags, self._limits, self._samples = parse_tags(config), parse_limits(config), parse_samples(config)
+        self._tags, self._limits, self._samples = (
+            parse_tags(config),
+            parse_limits(config),
+            parse_samples(config),
+        )
 
     def transform(self, split, name, source):
         if split == "tokenizer":
@@ -36,7 +46,11 @@ class MixturesHook(DataHook):
         names, (_, weights) = self._config.data.train_sources, parse_shares(self._config)[0]
         if weights is None:
             temperature = self._config.group("mixtures").temperature
-            return MixedText(text, Shares((1.0,) * len(names), 1 / temperature)) if temperature else text
+            return (
+                MixedText(text, Shares((1.0,) * len(names), 1 / temperature))
+                if temperature
+                else text
+            )
         mean = sum(weights.values()) / len(weights)
         return MixedText(text, Shares(tuple(weights.get(name, mean) for name in names), 0.0))
 
@@ -44,7 +58,10 @@ class MixturesHook(DataHook):
         return mixed_stream(make, self._config)
 
     def trained_tokens(self):
-        steps, sizes = self._config.train.steps, {0: self._config.data.batch_tokens} | parse_batch_tokens(self._config)
+        steps, sizes = (
+            self._config.train.steps,
+            {0: self._config.data.batch_tokens} | parse_batch_tokens(self._config),
+        )
         ends = [*sizes, steps][1:]
         return sum(
             tokens * (min(end, steps) - min(start, steps))
@@ -52,18 +69,29 @@ class MixturesHook(DataHook):
         )
 
     def explain(self):
-        lines = [f"only the first {count:,} pairs of {name}" for name, count in self._limits.items()]
-        lines += [f"a random sample of {count:,} pairs of {name}" for name, count in self._samples.items()]
-        lines += [f"{tag} before the source sentences of {name}" for name, tag in self._tags.items()]
+        lines = [
+            f"only the first {count:,} pairs of {name}" for name, count in self._limits.items()
+        ]
+        lines += [
+            f"a random sample of {count:,} pairs of {name}" for name, count in self._samples.items()
+        ]
+        lines += [
+            f"{tag} before the source sentences of {name}" for name, tag in self._tags.items()
+        ]
         temperature = self._config.group("mixtures").temperature
         rule = f"pairs^(1/{temperature:g})" if temperature else "every pair equally often"
         for start, weights in parse_shares(self._config):
             shares = f"by size ({rule})"
             if weights is not None:
-                shares = ", ".join(f"{name} {weight / sum(weights.values()):.1%}" for name, weight in weights.items())
+                shares = ", ".join(
+                    f"{name} {weight / sum(weights.values()):.1%}"
+                    for name, weight in weights.items()
+                )
             lines.append(f"shares from update {start:,}: {shares}")
         sizes = parse_batch_tokens(self._config).items()
-        return lines + [f"{tokens:,} tokens per update from update {start:,}" for start, tokens in sizes]
+        return lines + [
+            f"{tokens:,} tokens per update from update {start:,}" for start, tokens in sizes
+        ]
 
     def describe(self, corpus):
         phases = mixtures(corpus.train, self._config, self._config.seed.data) or []

@@ -75,7 +75,8 @@ class RandomPairs(DerivedSource):
 
     def _changed(self) -> UserError:
         return UserError(
-            f"{self.spec} changed after its pairs were counted: wait until it is complete, and start again"
+            f"{self.spec} changed after its pairs were counted: wait until it is complete, and"
+            " start again"
         )
 
     def _draws(self) -> Iterator[bool]:
@@ -83,10 +84,13 @@ class RandomPairs(DerivedSource):
         count, key = _count(self.source), key_of(self._seed, zlib.crc32(self._name.encode()))
         if count < self._size:
             raise UserError(
-                f"config.mixtures.samples: {self._name} has {count:,} pairs, fewer than the {self._size:,} of the sample."
+                f"config.mixtures.samples: {self._name} has {count:,} pairs, fewer than the"
+                f" {self._size:,} of the sample."
             )
         for start in range(0, count, _BLOCK):
-            yield from (bijection(np.arange(start, min(start + _BLOCK, count)), count, key) < self._size).tolist()
+            yield from (
+                bijection(np.arange(start, min(start + _BLOCK, count)), count, key) < self._size
+            ).tolist()
 
     def fingerprint(self):
         return sha256_of(self.source.fingerprint(), self._name, str(self._size), str(self._seed))

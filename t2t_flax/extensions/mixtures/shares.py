@@ -84,7 +84,12 @@ class SourceStream:
 
     @property
     def key(self) -> list[int]:
-        return [self.stream.first, self.stream.count, self.position, zlib.crc32(np.stack(self.left).tobytes())]
+        return [
+            self.stream.first,
+            self.stream.count,
+            self.position,
+            zlib.crc32(np.stack(self.left).tobytes()),
+        ]
 
     def samples(self, begin: int, end: int) -> list[Samples]:
         left = len(self.left.pairs)
@@ -124,7 +129,9 @@ class Mixture:
 
     @property
     def key(self) -> list:
-        return [[*source.key, str(rate)] for source, rate in zip(self.sources, self.rates, strict=True)]
+        return [
+            [*source.key, str(rate)] for source, rate in zip(self.sources, self.rates, strict=True)
+        ]
 
     def samples(self, window: int) -> Samples:
         spans = (self._span(source, window) for source in range(len(self.sources)))
@@ -133,7 +140,9 @@ class Mixture:
 
     def epoch(self, window: int) -> int:
         source = self.sources[self.reference]
-        begin = source.position + max(0, self._span(self.reference, window)[0] - len(source.left.pairs))
+        begin = source.position + max(
+            0, self._span(self.reference, window)[0] - len(source.left.pairs)
+        )
         return begin // source.stream.count
 
     def _span(self, source: int, window: int) -> tuple[int, int]:
@@ -162,7 +171,8 @@ class Mixture:
         for name, source, rate in zip(self.names, self.sources, self.rates, strict=True):
             times = f"{float(rate * self.per_epoch / source.stream.count):.3g}"
             share = (
-                f"{float(rate / sum(self.rates)):.1%} of an update, {times} time{'s' * (times != '1')} each in an epoch"
+                f"{float(rate / sum(self.rates)):.1%} of an update, {times}"
+                f" time{'s' * (times != '1')} each in an epoch"
             )
             parts.append(f"{name} {source.stream.count:,} pairs, {share if rate else 'not used'}")
         return "; ".join(parts)
@@ -174,15 +184,18 @@ def mixtures(store: TokenStore, config: Config, seed: int) -> list[tuple[int, Mi
     A mixture is built as if its phase were the first. None if all pairs count equally, in batches
     of one size.
     """
-    names, temperature = tuple(config.data.train_sources), config.group("mixtures").temperature or 1.0
+    names, temperature = (
+        tuple(config.data.train_sources),
+        config.group("mixtures").temperature or 1.0,
+    )
     phases = phases_of(config)
     if len(phases) == 1 and (len(names) < 2 or temperature == 1 and not phases[0].weights):
         return None
     pairs = store.pairs_of_sources
     if len(names) != len(pairs):
         raise UserError(
-            f"config.data.train has {len(names)} sources, but the token store {store.folder} was written from {len(pairs)}: "
-            "prepare it with this config."
+            f"config.data.train has {len(names)} sources, but the token store {store.folder} was"
+            f" written from {len(pairs)}: prepare it with this config."
         )
     if temperature == 1 and not any(phase.weights for phase in phases):
         # The order of a run without phases, so that a phase may begin in a run that had none.
@@ -195,7 +208,8 @@ def mixtures(store: TokenStore, config: Config, seed: int) -> list[tuple[int, Mi
             for number, (at, count) in enumerate(zip(first, pairs, strict=False))
         )
     return [
-        (start, _mixture(names, sources, _shares(names, pairs, weights, temperature))) for start, weights, _ in phases
+        (start, _mixture(names, sources, _shares(names, pairs, weights, temperature)))
+        for start, weights, _ in phases
     ]
 
 
@@ -221,7 +235,8 @@ def phases_of(config: Config) -> list[PhaseOfUpdates]:
         shares = {0: None}
     last = lambda values, start: values[max(first for first in values if first <= start)]  # noqa: E731
     return [
-        PhaseOfUpdates(start, last(shares, start), last(sizes, start)) for start in sorted(shares.keys() | sizes.keys())
+        PhaseOfUpdates(start, last(shares, start), last(sizes, start))
+        for start in sorted(shares.keys() | sizes.keys())
     ]
 
 
@@ -236,9 +251,13 @@ def _shares(
     return [Fraction(f"{size:.9g}") for size in sizes]
 
 
-def _mixture(names: tuple[str, ...], sources: tuple[SourceStream, ...], shares: Sequence[Fraction]) -> Mixture:
+def _mixture(
+    names: tuple[str, ...], sources: tuple[SourceStream, ...], shares: Sequence[Fraction]
+) -> Mixture:
     """Return windows; an epoch of the reference source has a whole number of them."""
-    reference = max(range(len(names)), key=lambda number: (shares[number], sources[number].stream.count))
+    reference = max(
+        range(len(names)), key=lambda number: (shares[number], sources[number].stream.count)
+    )
     count = sources[reference].stream.count
     windows = windows_in(float(count / shares[reference] * sum(shares)))
     rates = tuple(share / shares[reference] * count / windows for share in shares)
@@ -280,7 +299,9 @@ class Phases:
             self._begun += 1
             phase = self._phases[self._begun]
             windows: Any = phase.layouter.windows
-            self._phases[self._begun] = phase.with_windows(dataclasses.replace(windows, sources=sources))
+            self._phases[self._begun] = phase.with_windows(
+                dataclasses.replace(windows, sources=sources)
+            )
         return self._phases[number]
 
 
@@ -299,14 +320,20 @@ def mixed_stream(make: MakeStream, config: Config) -> MakeStream:
     Each is a stream of `make`.
     """
 
-    def make_phases(reader: PairReader, data: Data, seed: int, windows: Windows | None = None) -> Stream:
+    def make_phases(
+        reader: PairReader, data: Data, seed: int, windows: Windows | None = None
+    ) -> Stream:
         found = mixtures(reader.store, config, seed)
         if found is None:
             return make(reader, data, seed, windows)
         phases = {}
-        for number, ((start, mixture), (_, _, tokens)) in enumerate(zip(found, phases_of(config), strict=True)):
+        for number, ((start, mixture), (_, _, tokens)) in enumerate(
+            zip(found, phases_of(config), strict=True)
+        ):
             seed_of_phase = key_of(seed, 7, number) if number else seed
-            stream = make(reader, dataclasses.replace(data, batch_tokens=tokens), seed_of_phase, mixture)
+            stream = make(
+                reader, dataclasses.replace(data, batch_tokens=tokens), seed_of_phase, mixture
+            )
             assert isinstance(stream, UpdateStream)
             phases[start] = stream
         return Phases(phases)

@@ -21,7 +21,9 @@ class Shares(NamedTuple):
 
     def of(self, pairs: Sequence[float]) -> list[float]:
         """Return the shares of the first sources, given their numbers of pairs."""
-        amounts = [weight * count**self.power for weight, count in zip(self.weights, pairs, strict=False)]
+        amounts = [
+            weight * count**self.power for weight, count in zip(self.weights, pairs, strict=False)
+        ]
         return [amount / (sum(amounts) or 1.0) for amount in amounts]
 
 
@@ -50,13 +52,21 @@ class MixedText(TokenizerText):
         if not any(kept):
             raise self.nothing_left()
         # Estimate the pairs of each source that the filters would keep if they saw all of it.
-        sizes = [one.seen * len(pairs) / max(1, len(one.pairs)) for one, pairs in zip(drawn, kept, strict=True)]
+        sizes = [
+            one.seen * len(pairs) / max(1, len(one.pairs))
+            for one, pairs in zip(drawn, kept, strict=True)
+        ]
         shares = self._shares.of(sizes)
         total = min(count, sum(sizes))
         for one, pairs, share in zip(drawn, kept, shares, strict=True):
-            if share and pairs and one.seen > len(one.pairs):  # no pair is repeated while others were not drawn
+            if (
+                share and pairs and one.seen > len(one.pairs)
+            ):  # no pair is repeated while others were not drawn
                 total = min(total, len(pairs) / share)
-        repeated = (_repeated(pairs, round(total * share)) for pairs, share in zip(kept, shares, strict=True))
+        repeated = (
+            _repeated(pairs, round(total * share))
+            for pairs, share in zip(kept, shares, strict=True)
+        )
         self.report("train the tokenizer", 0, None, "")
         return [*itertools.chain.from_iterable(repeated)]
 

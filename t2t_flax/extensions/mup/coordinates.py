@@ -43,10 +43,16 @@ def at_width(config: Config, width: int) -> Config:
     keys = ["d_ff", *(["num_heads", "num_kv_heads"] if m.d_k or m.d_v else [])]
     sizes = {f"model.{name}": getattr(m, name) * width / m.d_model for name in keys}
     if broken := [name for name, size in sizes.items() if not size.is_integer()]:
-        raise UserError(f"width {width}: config.{broken[0]} would be {sizes[broken[0]]:g}, not a whole number.")
-    found = config.with_values({"model.d_model": width} | {name: int(size) for name, size in sizes.items()})
+        raise UserError(
+            f"width {width}: config.{broken[0]} would be {sizes[broken[0]]:g}, not a whole number."
+        )
+    found = config.with_values(
+        {"model.d_model": width} | {name: int(size) for name, size in sizes.items()}
+    )
     if not (m.d_k or m.d_v) and width % m.num_heads:
-        raise UserError(f"width {width} is not a multiple of config.model.num_heads = {m.num_heads}.")
+        raise UserError(
+            f"width {width} is not a multiple of config.model.num_heads = {m.num_heads}."
+        )
     return found
 
 
@@ -70,7 +76,9 @@ class Check:
 
 
 WIDTH = Check("d_model", at_width, KINDS)
-DEPTH = Check("layers", at_depth, ("scores", "layers", "logits"))  # branch outputs fall with depth by the rule
+DEPTH = Check(
+    "layers", at_depth, ("scores", "layers", "logits")
+)  # branch outputs fall with depth by the rule
 
 
 def changes(config: Config, updates: int) -> Changes:
@@ -86,9 +94,16 @@ def changes(config: Config, updates: int) -> Changes:
             "seed.init": 0,
         }
         | {f"model.{name}": 0.0 for name in ("dropout", "dropout_attention", "dropout_ffn")}
-        | {"loss.logits_chunk_size": 0, "optimizer.ema_decay": 0.0, "train.remat": "none", "train.precision": "float32"}
+        | {
+            "loss.logits_chunk_size": 0,
+            "optimizer.ema_decay": 0.0,
+            "train.remat": "none",
+            "train.precision": "float32",
+        }
     )
-    mesh = mesh_lib.make_mesh(dataclasses.replace(config.mesh, data=1, fsdp=1, tensor=1, slices=0), jax.devices()[:1])
+    mesh = mesh_lib.make_mesh(
+        dataclasses.replace(config.mesh, data=1, fsdp=1, tensor=1, slices=0), jax.devices()[:1]
+    )
     model, tx = make_model(config, _VOCAB, _VOCAB), make_optimizer(config)
     state, _ = init_state(config, model, tx, mesh)
     rows, step = _rows(), jax.jit(train_step(config, model, tx))
@@ -112,7 +127,10 @@ def slopes(by_size: Mapping[int, Changes]) -> dict[str, float]:
     """
     sizes = np.log(list(by_size))
     return {
-        kind: float(np.polyfit(sizes, np.log([found[kind][-1] for found in by_size.values()]), 1)[0]) for kind in KINDS
+        kind: float(
+            np.polyfit(sizes, np.log([found[kind][-1] for found in by_size.values()]), 1)[0]
+        )
+        for kind in KINDS
     }
 
 
@@ -123,13 +141,22 @@ def is_flat(slope: float) -> bool:
 
 def _rows() -> dict[str, jax.Array]:
     rng, shape = np.random.default_rng(0), (_ROWS, _LENGTH)
-    positions, ones = np.broadcast_to(np.arange(_LENGTH, dtype=np.int32), shape), np.ones(shape, np.int32)
+    positions, ones = (
+        np.broadcast_to(np.arange(_LENGTH, dtype=np.int32), shape),
+        np.ones(shape, np.int32),
+    )
     sides = {side: rng.integers(3, _VOCAB, shape, dtype=np.int32) for side in ("source", "target")}
-    more = {f"{side}_{name}": x for side in sides for name, x in (("segments", ones), ("positions", positions))}
+    more = {
+        f"{side}_{name}": x
+        for side in sides
+        for name, x in (("segments", ones), ("positions", positions))
+    }
     return {name: jnp.asarray(x) for name, x in (sides | more).items()}
 
 
-def _activations(config: Config, model: Transformer, params, rows: dict[str, jax.Array]) -> dict[str, list[jax.Array]]:
+def _activations(
+    config: Config, model: Transformer, params, rows: dict[str, jax.Array]
+) -> dict[str, list[jax.Array]]:
     """Return activations by kind, in the order in which they are computed.
 
     The output of the decoder's last norm is seen in the logits.

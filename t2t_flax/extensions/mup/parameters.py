@@ -30,15 +30,16 @@ def scales_of(config: Config, tree: Params) -> dict[Path, Scale]:
     for path, kind in kinds.items():
         if kind is None:
             raise UserError(
-                f"config.mup.base_width = {Mup.of(config).base_width}: there is no rule for the parameter {'/'.join(path)}, so "
-                "its rate at another width is unknown. Leave out the layer that has it, or mup.base_width."
+                f"config.mup.base_width = {Mup.of(config).base_width}: there is no rule for the"
+                f" parameter {'/'.join(path)}, so its rate at another width is unknown. Leave out"
+                " the layer that has it, or mup.base_width."
             )
         of_kind, of_depth = by_kind[kind], depth_scale(path, config)
         found[path] = Scale(*(x * y for x, y in zip(of_kind, of_depth, strict=True)))
     if "last norm" not in kinds.values() and by_kind["last norm"].initial != 1.0:
         raise UserError(
-            f"config.mup.base_width = {Mup.of(config).base_width} scales the gain of the norm before the softmax, but "
-            f"config.model.norm_type = {config.model.norm_type} has none."
+            f"config.mup.base_width = {Mup.of(config).base_width} scales the gain of the norm"
+            f" before the softmax, but config.model.norm_type = {config.model.norm_type} has none."
         )
     return found
 
@@ -48,18 +49,26 @@ def explain(config: Config) -> list[str]:
     m, keys = config.model, Mup.of(config)
     scale, head_width = keys.base_width / m.d_model, keys.head_width(config)
     lines = [
-        f"widths by muP: rates and initial values of a base model with d_model {keys.base_width}, d_ff {m.d_ff * scale:g}, "
-        f"d_k {head_width:g}",
+        (
+            "widths by muP: rates and initial values of a base model with d_model"
+            f" {keys.base_width}, d_ff {m.d_ff * scale:g}, d_k {head_width:g}"
+        ),
         f"  {'':24} {'initial std':>12} {'in the base':>12} {'rate':>10}",
     ]
     for name, kind, here, base in _kinds(config):
         factors = rules(config)[kind]
-        lines.append(f"  {name:24} {here * factors.initial:>12.4g} {base:>12.4g} {f'x {factors.rate:.4g}':>10}")
+        lines.append(
+            f"  {name:24} {here * factors.initial:>12.4g} {base:>12.4g}"
+            f" {f'x {factors.rate:.4g}':>10}"
+        )
     lines.append(f"  {'other norms and biases':24} {'':25} {'x 1':>10}")
     if keys.base_layers:
         depths = (m.num_encoder_layers, m.num_decoder_layers)
         ratios = " and ".join(f"{keys.base_layers / layers:.4g}" for layers in depths if layers)
-        lines.append(f"  residual branches x {ratios}, of a base model with {keys.base_layers} layers a stack")
+        lines.append(
+            f"  residual branches x {ratios}, of a base model with {keys.base_layers} layers a"
+            " stack"
+        )
     return lines
 
 
@@ -72,7 +81,8 @@ def _kinds(config: Config) -> list[tuple[str, str, float, float]]:
     m, scale = config.model, Mup.of(config).base_width / config.model.d_model
     (d_k, d_v), halved = m.head_widths, 0.5 if m.kernel_init == "xavier_qkv_rsqrt2" else 1.0
     table, base_table = (
-        width**-0.5 if m.embed_init == "normal_rsqrt_d" else 1.0 for width in (m.d_model, m.d_model * scale)
+        width**-0.5 if m.embed_init == "normal_rsqrt_d" else 1.0
+        for width in (m.d_model, m.d_model * scale)
     )
 
     def matrix(name: str, inputs: int, outputs: int, share: float = 1.0, kind: str = "matrices"):

@@ -8,10 +8,17 @@ from etils import epath
 from t2t_flax.extensions.mup.coordinates import KINDS, Changes
 from t2t_flax.filesystem import atomic_write
 
-_STYLE = {"svg.hashsalt": "mup", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+_STYLE = {
+    "svg.hashsalt": "mup",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 9,
+}
 
 
-def draw_changes(found: Mapping[str, Mapping[int, Changes]], path: epath.PathLike, updates: int, size: str) -> None:
+def draw_changes(
+    found: Mapping[str, Mapping[int, Changes]], path: epath.PathLike, updates: int, size: str
+) -> None:
     """Plot the change of each kind of activations by size.
 
     One panel shows it with the rules, one without.
@@ -20,7 +27,12 @@ def draw_changes(found: Mapping[str, Mapping[int, Changes]], path: epath.PathLik
     def draw(panel, by_size: Mapping[int, Changes]) -> None:
         for kind in KINDS:
             panel.plot(
-                list(by_size), [changes[kind][-1] for changes in by_size.values()], "o-", ms=3, lw=1.2, label=kind
+                list(by_size),
+                [changes[kind][-1] for changes in by_size.values()],
+                "o-",
+                ms=3,
+                lw=1.2,
+                label=kind,
             )
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
@@ -41,9 +53,13 @@ def draw_losses(
     def draw(panel, by_size: Mapping[int, Mapping[float, list[float]]]) -> None:
         for n, losses in by_size.items():
             rates = sorted(losses)
-            (line,) = panel.plot(rates, [sum(losses[x]) / len(losses[x]) for x in rates], lw=1.2, label=f"{size} {n}")
+            (line,) = panel.plot(
+                rates, [sum(losses[x]) / len(losses[x]) for x in rates], lw=1.2, label=f"{size} {n}"
+            )
             for rate in rates:
-                panel.plot([rate] * len(losses[rate]), losses[rate], "o", ms=3, color=line.get_color())
+                panel.plot(
+                    [rate] * len(losses[rate]), losses[rate], "o", ms=3, color=line.get_color()
+                )
             best = min(rates, key=lambda x: sum(losses[x]) / len(losses[x]))
             panel.axvline(best, color=line.get_color(), lw=0.6, ls=":")
         panel.set_xscale("log", base=2)
@@ -63,7 +79,14 @@ def _panels(found: Mapping, draw, label: str, path: epath.PathLike) -> None:
             draw(panel, values)
             panel.set_title(name, fontsize=9)
         panels[0].set_ylabel(label)
-        figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8)
+        figure.legend(
+            *panels[-1].get_legend_handles_labels(),
+            loc="outside right center",
+            frameon=False,
+            fontsize=8,
+        )
         out = io.BytesIO()
-        figure.savefig(out, format=epath.Path(path).suffix.removeprefix("."), metadata={"Date": None})
+        figure.savefig(
+            out, format=epath.Path(path).suffix.removeprefix("."), metadata={"Date": None}
+        )
     atomic_write(path, out.getvalue())

@@ -33,8 +33,12 @@ def rules(config: Config) -> dict[str, Scale]:
     m, keys = config.model, Mup.of(config)
     width = m.d_model / keys.base_width
     root = math.sqrt(width)
-    lookup = root if m.embed_scale == "sqrt_d" else 1.0  # growth of the lookup factor; the table compensates
-    spread = 1 / root if m.embed_init == "normal_rsqrt_d" else 1.0  # growth of the table's initial values
+    lookup = (
+        root if m.embed_scale == "sqrt_d" else 1.0
+    )  # growth of the lookup factor; the table compensates
+    spread = (
+        1 / root if m.embed_init == "normal_rsqrt_d" else 1.0
+    )  # growth of the table's initial values
     logits = 1 / (width if m.logit_scale == "none" else root)  # remaining part of 1 / width
     scores = math.sqrt(keys.head_width(config) / m.head_widths[0])
     table = 1 / lookup
@@ -86,7 +90,9 @@ def kind_of(path: Path, config: Config) -> str | None:
         return {"kernel": "queries", "bias": "biases of queries"}.get(name)
     if path[:-1] == last_norm(config):
         return "last norm"
-    return {"kernel": "matrices"}.get(name, "norms and biases" if name in ("scale", "bias", "output_bias") else None)
+    return {"kernel": "matrices"}.get(
+        name, "norms and biases" if name in ("scale", "bias", "output_bias") else None
+    )
 
 
 def last_norm(config: Config) -> Path:

@@ -14,8 +14,8 @@ DECAYS = ("cosine", "linear", "wsd")
 class Optimizers:
     decay_steps: int = key(
         0,
-        "update at which cosine (Loshchilov and Hutter 2017), linear and wsd reach min_lr, warm-up included; independent of "
-        "train.steps",
+        "update at which cosine (Loshchilov and Hutter 2017), linear and wsd reach min_lr, warm-up"
+        " included; independent of train.steps",
         unit="updates",
         low=0,
         mutable=True,
@@ -41,7 +41,8 @@ class Optimizers:
     )
     momentum: float = key(
         0.95,
-        "decay of the momentum of muon, which orthogonalizes it for matrices and trains the rest by Adam",
+        "decay of the momentum of muon, which orthogonalizes it for matrices and trains the rest by"
+        " Adam",
         low=0.0,
         high=0.9999,
         when=one_of("optimizer.name", "muon"),
@@ -60,7 +61,8 @@ class Optimizers:
         o = config.optimizer
         if o.name == "schedule_free_adamw" and not o.b1:
             raise UserError(
-                f"config.optimizer.b1 = {o.b1}: config.optimizer.name = {o.name} needs a share above 0 of the average."
+                f"config.optimizer.b1 = {o.b1}: config.optimizer.name = {o.name} needs a share"
+                " above 0 of the average."
             )
         if o.schedule in DECAYS:
             self._check_decay(o, config.train.steps)
@@ -68,29 +70,36 @@ class Optimizers:
     def _check_decay(self, o: Optimizer, steps: int) -> None:
         if o.schedule == "wsd" and not self.cooldown_steps:
             raise UserError(
-                "config.optimizer.schedule = wsd needs config.optimizers.cooldown_steps: the updates of its final decay."
+                "config.optimizer.schedule = wsd needs config.optimizers.cooldown_steps: the"
+                " updates of its final decay."
             )
         if not self.decay_steps:
             raise UserError(
-                f"config.optimizer.schedule = {o.schedule} needs config.optimizers.decay_steps: the update at which it reaches "
-                "min_lr, often the planned train.steps."
+                f"config.optimizer.schedule = {o.schedule} needs config.optimizers.decay_steps: the"
+                " update at which it reaches min_lr, often the planned train.steps."
             )
         first = o.warmup_steps + (self.cooldown_steps or 1)
         if self.decay_steps < first:
             raise UserError(
-                f"config.optimizers.decay_steps = {self.decay_steps} must be at least {first}, since it counts "
-                f"optimizer.warmup_steps = {o.warmup_steps}"
-                + (f" and optimizers.cooldown_steps = {self.cooldown_steps} too." if self.cooldown_steps else " too.")
+                f"config.optimizers.decay_steps = {self.decay_steps} must be at least {first},"
+                f" since it counts optimizer.warmup_steps = {o.warmup_steps}"
+                + (
+                    f" and optimizers.cooldown_steps = {self.cooldown_steps} too."
+                    if self.cooldown_steps
+                    else " too."
+                )
             )
         if self.min_lr > o.peak_lr:
             raise UserError(
-                f"config.optimizers.min_lr = {self.min_lr} is above config.optimizer.peak_lr = {o.peak_lr}."
+                f"config.optimizers.min_lr = {self.min_lr} is above config.optimizer.peak_lr ="
+                f" {o.peak_lr}."
             )
         if not self.min_lr and steps > self.decay_steps:
             raise UserError(
-                f"config.train.steps = {steps} is after config.optimizers.decay_steps = {self.decay_steps}, from where on the "
-                f"learning rate of optimizer.schedule = {o.schedule} is 0: raise optimizers.decay_steps too, or set "
-                "optimizers.min_lr above 0."
+                f"config.train.steps = {steps} is after config.optimizers.decay_steps ="
+                f" {self.decay_steps}, from where on the learning rate of optimizer.schedule ="
+                f" {o.schedule} is 0: raise optimizers.decay_steps too, or set optimizers.min_lr"
+                " above 0."
             )
 
 
@@ -104,7 +113,11 @@ _IGNORES = {
 }
 for _name, _keys in _IGNORES.items():
     OPTIMIZERS.add(_name, f"{_FOLDER}.optimizers:{_name}", ignores=_keys)
-OPTIMIZERS.add("schedule_free_adamw", f"{_FOLDER}.schedule_free:schedule_free_adamw", ignores=("optimizer.ema_decay",))
+OPTIMIZERS.add(
+    "schedule_free_adamw",
+    f"{_FOLDER}.schedule_free:schedule_free_adamw",
+    ignores=("optimizer.ema_decay",),
+)
 for _name in ("cosine", "linear", "wsd"):
     SCHEDULES.add(_name, f"{_FOLDER}.schedules:{_name}")
 GROUPS.add("optimizers", Optimizers)

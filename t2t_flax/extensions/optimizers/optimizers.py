@@ -20,7 +20,11 @@ def adafactor(config: Config) -> optax.GradientTransformation:
     are clipped to an RMS of 1 and scaled by the parameter's RMS, so that learning rates are
     relative: peaks near 1e-2 are usual.
     """
-    return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms())
+    return optax.chain(
+        optax.scale_by_factored_rms(),
+        optax.clip_by_block_rms(1.0),
+        optax.scale_by_param_block_rms(),
+    )
 
 
 def lion(config: Config) -> optax.GradientTransformation:
@@ -74,7 +78,7 @@ def muon_axes(params: Any) -> Any:
     found = jax.tree_util.tree_map_with_path(axes, params)
     if not jax.tree.leaves(found):
         raise UserError(
-            "config.optimizer.name = muon has nothing to orthogonalize: this run trains no kernel. Use "
-            "config.optimizer.name = adam, by which all else is trained anyway."
+            "config.optimizer.name = muon has nothing to orthogonalize: this run trains no kernel."
+            " Use config.optimizer.name = adam, by which all else is trained anyway."
         )
     return found

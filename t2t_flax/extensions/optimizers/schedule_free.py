@@ -24,15 +24,21 @@ from t2t_flax.training.optimizer import AveragingDirection, learning_rate_schedu
 def schedule_free_adamw(config: Config) -> "ScheduleFree":
     """Return Adam's direction without momentum; the average x takes momentum's place."""
     o = config.optimizer
-    return ScheduleFree(*optax.scale_by_rms(decay=o.b2, eps=o.eps, eps_in_sqrt=False, bias_correction=True))
+    return ScheduleFree(
+        *optax.scale_by_rms(decay=o.b2, eps=o.eps, eps_in_sqrt=False, bias_correction=True)
+    )
 
 
 class ScheduleFree(AveragingDirection):
     """Direction of z."""
 
-    def around(self, config: Config, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    def around(
+        self, config: Config, optimizer: optax.GradientTransformation
+    ) -> optax.GradientTransformation:
         """Return the optimizer of y, around one that moves z."""
-        tx = optax.contrib.schedule_free(optimizer, learning_rate_schedule(config), b1=config.optimizer.b1)
+        tx = optax.contrib.schedule_free(
+            optimizer, learning_rate_schedule(config), b1=config.optimizer.b1
+        )
 
         def update(grads, state, params):
             # The schedule's counter includes skipped updates (`training.train_step`), optax's

@@ -31,7 +31,9 @@ def wsd(config: Config) -> Schedule:
     See Hu et al. 2024, MiniCPM.
     """
     keys = Optimizers.of(config)
-    return _decay(config, optax.linear_schedule(1.0, 0.0, 1), keys.decay_steps - keys.cooldown_steps)
+    return _decay(
+        config, optax.linear_schedule(1.0, 0.0, 1), keys.decay_steps - keys.cooldown_steps
+    )
 
 
 def _decay(config: Config, shape: optax.Schedule, first: int | jax.Array) -> Schedule:

@@ -23,14 +23,18 @@ def check_splits(config: Config) -> None:
     lines that hold more than a text.
     """
     if config.data.task != "translation":
-        raise UserError(f"--split-sentences is for data.task = translation, not {config.data.task}.")
+        raise UserError(
+            f"--split-sentences is for data.task = translation, not {config.data.task}."
+        )
     if config.decode.strategy == "sample":
         raise UserError(
-            "--split-sentences needs decode.strategy = beam or greedy: a sample depends on the number of its line."
+            "--split-sentences needs decode.strategy = beam or greedy: a sample depends on the"
+            " number of its line."
         )
     if _LINES in fields() and config.value(_LINES):
         raise UserError(
-            f"--split-sentences takes lines of text alone, not what config.{_LINES} = {config.value(_LINES)} adds."
+            f"--split-sentences takes lines of text alone, not what config.{_LINES} ="
+            f" {config.value(_LINES)} adds."
         )
 
 
@@ -52,7 +56,9 @@ class SentenceModel:
         for sentence in sentences_of(self._model, line).sentences:
             self._model.check_line(sentence, number)
 
-    def translate(self, lines: Sequence[str], *, prefixes=None, progress=None, **options: Any) -> list[Translation]:
+    def translate(
+        self, lines: Sequence[str], *, prefixes=None, progress=None, **options: Any
+    ) -> list[Translation]:
         """Translate as `Decoder.translate`, sentence by sentence.
 
         A Translation joins the translations of a line's sentences. A prefix begins the first of
@@ -106,4 +112,6 @@ def joined(paragraph: Sentences, translations: Sequence[Translation]) -> Transla
                 any(part.hit_cap for part in parts),
             )
         )
-    return Translation(tuple(hypotheses), any(translation.source_cut for translation in translations))
+    return Translation(
+        tuple(hypotheses), any(translation.source_cut for translation in translations)
+    )

@@ -10,15 +10,16 @@ from t2t_flax.registry import GROUPS, PRESET_MODULES, STEPS, TASKS, TOKENIZER_FI
 class ParsingKeys:
     grammar: bool = key(
         False,
-        "whether the search writes nothing but trees over the words of the sentence: brackets in pairs, one tag for each word",
+        "whether the search writes nothing but trees over the words of the sentence: brackets in"
+        " pairs, one tag for each word",
         mutable=True,
         changes=TRANSLATIONS,
         when=one_of("data.task", "parsing"),
     )
     word_numbers: int = key(
         0,
-        "both sides number the words up to this, over and over: a token after each source word, a part of each tag; so the model "
-        "need not count. 0 = none",
+        "both sides number the words up to this, over and over: a token after each source word, a"
+        " part of each tag; so the model need not count. 0 = none",
         low=0,
         high=1000,
         when=one_of("data.task", "parsing"),
@@ -36,4 +37,6 @@ TASKS.add(
 PRESET_MODULES.append("t2t_flax.extensions.parsing.presets")
 GROUPS.add("parsing", ParsingKeys)
 STEPS.add("t2t_flax.extensions.parsing.grammar", "parsing.grammar")
-TOKENIZER_FILES.add("symbols split at spaces", "t2t_flax.extensions.shared.list_tokenizer:SymbolTokenizer")
+TOKENIZER_FILES.add(
+    "symbols split at spaces", "t2t_flax.extensions.shared.list_tokenizer:SymbolTokenizer"
+)

@@ -15,10 +15,11 @@ DELETED_TAGS = (",", ":", "``", "''", ".")
 EQUIVALENT = {"PRT": "ADVP"}
 COUNTS = ("matched", "gold", "predicted", "correct_tags", "words", "exact", "skipped_by_evalb")
 METHOD = (
-    "EVALB's rules with COLLINS.prm: labelled brackets over words, without TOP and part-of-speech tags, punctuation (by the "
-    "reference's tags) deleted, ADVP and PRT equal; precision, recall and F1 over the whole set. EVALB itself skips sentences "
-    "in which prediction and reference disagree on which words are punctuation; here they are included, and evalb_f1 is F1 "
-    "without them."
+    "EVALB's rules with COLLINS.prm: labelled brackets over words, without TOP and part-of-speech"
+    " tags, punctuation (by the reference's tags) deleted, ADVP and PRT equal; precision, recall"
+    " and F1 over the whole set. EVALB itself skips sentences in which prediction and reference"
+    " disagree on which words are punctuation; here they are included, and evalb_f1 is F1 without"
+    " them."
 )
 EXACT_MATCH = "all brackets match; tags and punctuation are not compared"
 
@@ -39,7 +40,9 @@ def bracket_counts(prediction: Node, reference: Node) -> np.ndarray:
     pairs = zip(predicted, gold, counted, strict=True)
     tags = sum(x.tag == y.tag for x, y, counts in pairs if counts)
     skipped = counted != [leaf.tag not in DELETED_TAGS for leaf in predicted]
-    return np.array([matched, sum(b.values()), sum(a.values()), tags, sum(counted), a == b, skipped], np.int64)
+    return np.array(
+        [matched, sum(b.values()), sum(a.values()), tags, sum(counted), a == b, skipped], np.int64
+    )
 
 
 def brackets(tree: Node, counted: Sequence[bool]) -> Counter[tuple[str, int, int]]:

@@ -46,7 +46,12 @@ class Grammar:
         shape = (len(sentences.caps_B), width)
         zero, filled = jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool)
         return {
-            "state": {"open": jnp.zeros((*shape, DEPTH), jnp.int32), "depth": zero, "words": zero, "filled": filled}
+            "state": {
+                "open": jnp.zeros((*shape, DEPTH), jnp.int32),
+                "depth": zero,
+                "words": zero,
+                "filled": filled,
+            }
         }
 
     def apply(self, sentences: Sentences, state, tokens_BxK, position, logits_BxKxV):
@@ -58,13 +63,17 @@ class Grammar:
         kind_BxK = jnp.where(position == 0, NEVER, kinds_V[tokens_BxK])
         opens_BxK, closes_BxK, tags_BxK = (kind_BxK == kind for kind in (OPEN, CLOSE, TAG))
         here_BxKxD = jnp.arange(DEPTH) == old["depth"][..., None]
-        open_BxKxD = jnp.where(opens_BxK[..., None] & here_BxKxD, labels_V[tokens_BxK][..., None], old["open"])
+        open_BxKxD = jnp.where(
+            opens_BxK[..., None] & here_BxKxD, labels_V[tokens_BxK][..., None], old["open"]
+        )
         depth_BxK = old["depth"] + opens_BxK - closes_BxK
         words_BxK = old["words"] + tags_BxK
         filled_BxK = jnp.where(opens_BxK, False, tags_BxK | closes_BxK | old["filled"])
 
         left_BxK = sentences.more["words"][:, None] - words_BxK
-        top_BxK = jnp.sum(jnp.where(jnp.arange(DEPTH) == depth_BxK[..., None] - 1, open_BxKxD, 0), axis=-1)
+        top_BxK = jnp.sum(
+            jnp.where(jnp.arange(DEPTH) == depth_BxK[..., None] - 1, open_BxKxD, 0), axis=-1
+        )
         # Tokens after this one: tags, brackets to be closed, EOS.
         room_BxK = sentences.caps_B[:, None] - position - 1
         may_open_BxK = (left_BxK > 0) & (depth_BxK < DEPTH) & (left_BxK + depth_BxK + 2 <= room_BxK)
@@ -93,7 +102,10 @@ def token_rule(config: Config, tokenizers: TokenizerPair) -> Grammar:
     A bracket whose label lacks the other bracket is never written.
     """
     symbols = tokenizers.target.pieces(range(tokenizers.target.vocab_size))
-    labels = sorted({s[1:] for s in symbols if s[0] == "(" and len(s) > 1} & {s[1:] for s in symbols if s[0] == ")"})
+    labels = sorted(
+        {s[1:] for s in symbols if s[0] == "(" and len(s) > 1}
+        & {s[1:] for s in symbols if s[0] == ")"}
+    )
     count = tokenizers.target.count if isinstance(tokenizers.target, NumberedSymbols) else 0
     kinds = [TAG] * len(symbols)
     numbers = [0] * len(symbols)

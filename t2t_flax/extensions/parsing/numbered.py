@@ -44,14 +44,18 @@ class NumberedWords(Tokenizer):
         self._ids = functools.lru_cache(2**16)(self.words.encode_text)
 
     @staticmethod
-    def of(sentences: Iterable[str], data: Data, count: int, symbols: Sequence[str] = ()) -> "NumberedWords":
+    def of(
+        sentences: Iterable[str], data: Data, count: int, symbols: Sequence[str] = ()
+    ) -> "NumberedWords":
         """Train the model on sentences, with control symbols.
 
         Raises UserError as `SentencePieceTokenizer.train`.
         """
         words = SentencePieceTokenizer.train(sentences, data, [*_numbers(count), *symbols])
         model = base64.b64encode(words.data).decode()
-        return NumberedWords(json.dumps({"kind": NumberedWords.KIND, "count": count, "model": model}).encode())
+        return NumberedWords(
+            json.dumps({"kind": NumberedWords.KIND, "count": count, "model": model}).encode()
+        )
 
     @property
     def vocab_size(self):
@@ -59,7 +63,11 @@ class NumberedWords(Tokenizer):
 
     def encode_text(self, text):
         numbers = self._numbers
-        return [i for k, word in enumerate(text.split()) for i in (*self._ids(word), numbers[k % len(numbers)])]
+        return [
+            i
+            for k, word in enumerate(text.split())
+            for i in (*self._ids(word), numbers[k % len(numbers)])
+        ]
 
     def decode(self, ids):
         return self.words.decode(ids)
@@ -84,7 +92,11 @@ class NumberedSymbols(ListTokenizer):
     def of(texts: Iterable[str], count: int) -> "NumberedSymbols":
         """Build the tokenizer of all symbols of the texts: each tag with all numbers."""
         symbols = SymbolTokenizer.of(texts).content[SymbolTokenizer.PIECES]
-        pieces = [s if is_bracket(s) else f"{s}#{k}" for s in symbols for k in range(1 if is_bracket(s) else count)]
+        pieces = [
+            s if is_bracket(s) else f"{s}#{k}"
+            for s in symbols
+            for k in range(1 if is_bracket(s) else count)
+        ]
         return NumberedSymbols(NumberedSymbols.write(pieces, count=str(count)))
 
     def encode_text(self, text):
@@ -97,4 +109,8 @@ class NumberedSymbols(ListTokenizer):
 
     def decode(self, ids):
         pieces = zip(ids, self.pieces(ids), strict=True)
-        return " ".join(piece if i == UNK else without_number(piece) for i, piece in pieces if i not in (PAD, EOS))
+        return " ".join(
+            piece if i == UNK else without_number(piece)
+            for i, piece in pieces
+            if i not in (PAD, EOS)
+        )

@@ -4,8 +4,8 @@ from t2t_flax.config.presets import Preset
 
 PRESETS = {
     "aiayn_parsing": Preset(
-        "the paper, 6.3; unspecified there: heads and d_ff as base with d_model 1024, untied; longest target as "
-        "tensor2tensor's parsing problems",
+        "the paper, 6.3; unspecified there: heads and d_ff as base with d_model 1024, untied;"
+        " longest target as tensor2tensor's parsing problems",
         {
             "data.task": "parsing",
             "data.max_length": 512,

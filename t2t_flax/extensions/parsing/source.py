@@ -15,7 +15,8 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.trees import Node, leaves, linear, read_trees
 
 FORMS = (
-    "bracket files with one tree per line or in .mrg format, plain or .gz: 'FILE', 'FILE,FILE' or 'wsj/0[2-9]/*.mrg'"
+    "bracket files with one tree per line or in .mrg format, plain or .gz: 'FILE', 'FILE,FILE' or"
+    " 'wsj/0[2-9]/*.mrg'"
 )
 
 
@@ -56,6 +57,8 @@ def open_trees(spec: str, *, root: str, key: str) -> TreeSource:
     context = Context(root, ("", ""), f"{key} = {spec!r}")
     names = filter(None, (part.strip() for part in spec.split(",")))
     try:
-        return TreeSource(spec, [path for name in names for path in matching_files(name, context).values()])
+        return TreeSource(
+            spec, [path for name in names for path in matching_files(name, context).values()]
+        )
     except UserError as error:
         raise UserError(f"{error}. Expected {FORMS}.") from None

@@ -64,7 +64,9 @@ def labelled_f1(predictions: Predictions, config: Config) -> SentenceStatistics:
     by_words = []
     for first, last in itertools.pairwise(WORDS):
         if len(chosen := counts[(words >= first) & (words < last)]):
-            by_words.append({"from_words": first, "sentences": len(chosen), "f1": round(f1(chosen.sum(0)), 2)})
+            by_words.append(
+                {"from_words": first, "sentences": len(chosen), "f1": round(f1(chosen.sum(0)), 2)}
+            )
     return SentenceStatistics(counts, f1, METHOD, details={"by_words": by_words})
 
 
@@ -125,26 +127,35 @@ class Parsing(Task):
     def validate_config(self):
         super().validate_config()
         data = self.config.data
-        if data.joint_vocabulary or data.tokenizer not in ("bpe", "unigram") or data.tokenizer_model:
+        if (
+            data.joint_vocabulary
+            or data.tokenizer not in ("bpe", "unigram")
+            or data.tokenizer_model
+        ):
             raise UserError(
-                "config.data.task = parsing has different vocabularies for words and tree symbols: set "
-                "data.joint_vocabulary = false and model.tie_embeddings = decoder or none, and no data.tokenizer_model."
+                "config.data.task = parsing has different vocabularies for words and tree symbols:"
+                " set data.joint_vocabulary = false and model.tie_embeddings = decoder or none, and"
+                " no data.tokenizer_model."
             )
         if data.on_too_long == "truncate":
             raise UserError(
-                "config.data.on_too_long = 'truncate' would produce trees that do not match their sentences: use 'drop' "
-                "with config.data.task = parsing."
+                "config.data.on_too_long = 'truncate' would produce trees that do not match their"
+                " sentences: use 'drop' with config.data.task = parsing."
             )
 
     def open_source(self, spec, *, key):
         return open_trees(spec, root=self.config.data.root, key=key)
 
     def train_tokenizers(self, source):
-        sentences = (sentence for sentence, _ in source.sample(self.config.data.tokenizer_sentences))
+        sentences = (
+            sentence for sentence, _ in source.sample(self.config.data.tokenizer_sentences)
+        )
         trees = (target for _, target in source.pairs())
         data, symbols = self.config.data, list(control_symbols(self.config))
         if count := self.config.group("parsing").word_numbers:
-            return TokenizerPair(NumberedWords.of(sentences, data, count, symbols), NumberedSymbols.of(trees, count))
+            return TokenizerPair(
+                NumberedWords.of(sentences, data, count, symbols), NumberedSymbols.of(trees, count)
+            )
         words = SentencePieceTokenizer.train(sentences, data, symbols)
         return TokenizerPair(words, SymbolTokenizer.of(trees))
 
@@ -169,8 +180,14 @@ class Parsing(Task):
         as_evalb = "no sentence scored" if evalb is None else f"{evalb:.2f}"
         confidence = f" [{interval['low']:.2f}, {interval['high']:.2f}]" if interval else ""
         return [
-            f"  F1 {value['f1']:.2f}{confidence}   precision {value['precision']:.2f}   recall {value['recall']:.2f}   "
-            f"(EVALB's rules, COLLINS.prm)   as EVALB: {as_evalb}, {scores['evalb_f1']['left_out']} sentences skipped",
-            f"  exact match {value['exact_match']:.1f}%   tagging accuracy {value['tagging_accuracy']:.2f}%   "
-            f"well-formed outputs {value['well_formed']:.2f}%   perplexity {scores['perplexity']:.3f}",
+            (
+                f"  F1 {value['f1']:.2f}{confidence}   precision {value['precision']:.2f}   recall"
+                f" {value['recall']:.2f}   (EVALB's rules, COLLINS.prm)   as EVALB: {as_evalb},"
+                f" {scores['evalb_f1']['left_out']} sentences skipped"
+            ),
+            (
+                f"  exact match {value['exact_match']:.1f}%   tagging accuracy"
+                f" {value['tagging_accuracy']:.2f}%   well-formed outputs"
+                f" {value['well_formed']:.2f}%   perplexity {scores['perplexity']:.3f}"
+            ),
         ]

@@ -45,10 +45,14 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[tuple[int, Node]]:
         for token in _TOKEN.findall(line):
             if token == "(":
                 if len(stack) > MAX_DEPTH:
-                    raise UserError(f"{name} line {number}: constituents are nested more than {MAX_DEPTH} deep.")
+                    raise UserError(
+                        f"{name} line {number}: constituents are nested more than {MAX_DEPTH} deep."
+                    )
                 stack.append((number, []))
             elif not stack:
-                problem = "a ')' without its '('" if token == ")" else f"{token!r} outside of a tree"
+                problem = (
+                    "a ')' without its '('" if token == ")" else f"{token!r} outside of a tree"
+                )
                 raise UserError(f"{name} line {number}: {problem}.")
             elif token != ")":
                 stack[-1][1].append(token)
@@ -63,11 +67,16 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[tuple[int, Node]]:
                     raise UserError(f"{name} line {first_line}: a tree without a word.")
                 yield first_line, tree
     if stack:
-        raise UserError(f"{name} line {stack[0][0]}: the tree that begins here lacks {len(stack)} ')'.")
+        raise UserError(
+            f"{name} line {stack[0][0]}: the tree that begins here lacks {len(stack)} ')'."
+        )
 
 
 def _parse_node(contents: list, where: str, top: bool) -> Node | Leaf:
-    words, children = [x for x in contents if isinstance(x, str)], [x for x in contents if not isinstance(x, str)]
+    words, children = (
+        [x for x in contents if isinstance(x, str)],
+        [x for x in contents if not isinstance(x, str)],
+    )
     if not children and len(words) == 2:
         return Leaf(words[0], unescaped(words[1]))
     if children and contents[: len(words)] == words and (len(words) == 1 or not words and top):
@@ -76,14 +85,20 @@ def _parse_node(contents: list, where: str, top: bool) -> Node | Leaf:
             raise UserError(f"{where}: ({words[0]} ...) has no label before its function tags.")
         return Node(label, tuple(children))
     if not contents or not children and len(words) == 1:
-        raise UserError(f"{where}: ({' '.join(words)}) is empty: expected (TAG word) or (LABEL (...) ...).")
-    raise UserError(f"{where}: ({' '.join(words)} ...) is neither (TAG word) nor (LABEL (...) ...).")
+        raise UserError(
+            f"{where}: ({' '.join(words)}) is empty: expected (TAG word) or (LABEL (...) ...)."
+        )
+    raise UserError(
+        f"{where}: ({' '.join(words)} ...) is neither (TAG word) nor (LABEL (...) ...)."
+    )
 
 
 def _remove_traces(tree: Node | Leaf) -> Node | Leaf | None:
     if isinstance(tree, Leaf):
         return None if tree.tag == "-NONE-" else tree
-    children = tuple(cleaned for child in tree.children if (cleaned := _remove_traces(child)) is not None)
+    children = tuple(
+        cleaned for child in tree.children if (cleaned := _remove_traces(child)) is not None
+    )
     return Node(tree.label, children) if children else None
 
 
@@ -95,12 +110,20 @@ def _label(text: str) -> str:
 def _add_root(tree: Node | Leaf | None) -> Node | None:
     if tree is None:
         return None
-    return Node(ROOT, tree.children) if isinstance(tree, Node) and tree.label in ROOTS else Node(ROOT, (tree,))
+    return (
+        Node(ROOT, tree.children)
+        if isinstance(tree, Node) and tree.label in ROOTS
+        else Node(ROOT, (tree,))
+    )
 
 
 def leaves(tree: Node | Leaf) -> list[Leaf]:
     """Return the words with their tags, left to right."""
-    return [tree] if isinstance(tree, Leaf) else [leaf for child in tree.children for leaf in leaves(child)]
+    return (
+        [tree]
+        if isinstance(tree, Leaf)
+        else [leaf for child in tree.children for leaf in leaves(child)]
+    )
 
 
 def unescaped(text: str) -> str:
@@ -164,7 +187,9 @@ def from_linear(text: str, words: list[str]) -> tuple[Node, bool]:
     last_tag = max((i for i, symbol in enumerate(symbols) if not is_bracket(symbol)), default=-1)
     for i, symbol in enumerate(symbols):
         if not is_bracket(symbol):
-            well_formed = well_formed and used < len(words) and (i < last_tag or used == len(words) - 1)
+            well_formed = (
+                well_formed and used < len(words) and (i < last_tag or used == len(words) - 1)
+            )
             tagged = [Leaf(symbol, word) for word in words[used : used + 1]]
             rest = words[used + 1 :] if i == last_tag else []
             stack[-1][1].extend([*tagged, *(Leaf(UNKNOWN_TAG, word) for word in rest)])

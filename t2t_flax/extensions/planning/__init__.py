@@ -10,8 +10,8 @@ from t2t_flax.registry import COMMANDS, GROUPS, HOOKS, Command
 class Planning:
     mfu: bool = key(
         True,
-        "the lines of metrics.jsonl have the model FLOP/s over the peak of all devices, by data sheet in bfloat16 runs, and "
-        "measured at the start",
+        "the lines of metrics.jsonl have the model FLOP/s over the peak of all devices, by data"
+        " sheet in bfloat16 runs, and measured at the start",
         mutable=True,
     )
 

@@ -31,7 +31,8 @@ from t2t_flax.training.train_step import make_train_step
 
 # The two ways in which the TPU compiler reports that a program does not fit.
 _REFUSAL = re.compile(
-    r"(?:Used |\()([\d.]+)([KMG])(?: of |\) exceeds available HBM \()([\d.]+)([KMG])(?: hbm|\))", re.IGNORECASE
+    r"(?:Used |\()([\d.]+)([KMG])(?: of |\) exceeds available HBM \()([\d.]+)([KMG])(?: hbm|\))",
+    re.IGNORECASE,
 )
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -64,9 +65,13 @@ def abstract_run(config: Config, topology: Topology) -> AbstractRun:
     UserError, naming the key, if the mesh does not fit the machine or the model.
     """
     if config.train.precision == "auto" and topology.platform != "cpu":
-        config = dataclasses.replace(config, train=dataclasses.replace(config.train, precision="bfloat16"))
+        config = dataclasses.replace(
+            config, train=dataclasses.replace(config.train, precision="bfloat16")
+        )
     if topology.platform != "tpu" and topology.slices > 1 and not config.mesh.slices:
-        config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, slices=topology.slices))
+        config = dataclasses.replace(
+            config, mesh=dataclasses.replace(config.mesh, slices=topology.slices)
+        )
     mesh = mesh_lib.make_mesh(config.mesh, devices_of(topology))
     mesh_lib.check_divisibility(config, mesh)
     vocab, tx = config.data.vocab_size, make_optimizer(config)
@@ -97,7 +102,9 @@ def devices_of(topology: Topology) -> list[jax.Device]:
         return topologies.get_topology_desc(name, platform="tpu", **options).devices
     except Exception as error:
         reason = first_line(error)
-        raise UserError(f"--topology={topology.name}: the TPU compiler does not accept {name}: {reason}") from None
+        raise UserError(
+            f"--topology={topology.name}: the TPU compiler does not accept {name}: {reason}"
+        ) from None
 
 
 def trace_train_step(run: AbstractRun, shape: Shape) -> jax.stages.Traced:
@@ -126,15 +133,25 @@ def compile_train_step(run: AbstractRun, shape: Shape) -> dict[str, Any]:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         used = _REFUSAL.search(str(error))
-        needed, available = (float(used[i]) * _UNITS[used[i + 1].upper()] for i in (1, 3)) if used else (None, None)
-        return {"fits": False, "needed_bytes": needed, "available_bytes": available, "reason": first_line(error)}
+        needed, available = (
+            (float(used[i]) * _UNITS[used[i + 1].upper()] for i in (1, 3)) if used else (None, None)
+        )
+        return {
+            "fits": False,
+            "needed_bytes": needed,
+            "available_bytes": available,
+            "reason": first_line(error),
+        }
     seconds = time.perf_counter() - start
     memory = program_memory(compiled)
     assert memory is not None, "a compiler of a topology says how much memory a program takes"
     available = run.topology.chip.usable_bytes if run.topology.chip else math.inf
     if memory["peak"] > available:
         return {"fits": False, "needed_bytes": memory["peak"], "available_bytes": available}
-    program, layout = hlo.parse(_text(compiled, run.topology)), DeviceLayout.of(run.mesh, run.topology)
+    program, layout = (
+        hlo.parse(_text(compiled, run.topology)),
+        DeviceLayout.of(run.mesh, run.topology),
+    )
     found, kernels = collectives(program, run.mesh.size), traffic.kernels(program)
     chip, platform = run.topology.chip, run.topology.platform
     return {
@@ -155,6 +172,7 @@ def _text(compiled: jax.stages.Compiled, topology: Topology) -> str:
         return compiled.as_text() or ""
     except jax.errors.JaxRuntimeError as error:
         raise UserError(
-            f"--topology={topology.name}: jax {jax.__version__} cannot read the program that this compiler wrote "
-            f"({first_line(error)}). Plan with jax 0.12 or later, which needs Python 3.12."
+            f"--topology={topology.name}: jax {jax.__version__} cannot read the program that this"
+            f" compiler wrote ({first_line(error)}). Plan with jax 0.12 or later, which needs"
+            " Python 3.12."
         ) from None

@@ -132,21 +132,41 @@ TPUS = {
 }  # fmt: skip
 
 _A100 = GpuTarget("NVIDIA A100-SXM4-80GB", 108, 64, 1.41, 41_943_040, 167_936, 166_912, 8, "NONE")
-_H100 = GpuTarget("NVIDIA H100 80GB HBM3", 132, 128, 1.98, 52_428_800, 233_472, 232_448, 9, "ACCELERATED_FEATURES")
+_H100 = GpuTarget(
+    "NVIDIA H100 80GB HBM3", 132, 128, 1.98, 52_428_800, 233_472, 232_448, 9, "ACCELERATED_FEATURES"
+)
 _H200 = dataclasses.replace(_H100, name="NVIDIA H200 141GB HBM3e")
-_B200 = GpuTarget("NVIDIA B200", 148, 128, 1.965, 132_644_864, 233_472, 232_448, 10, "ACCELERATED_FEATURES")
-_GB200 = GpuTarget("NVIDIA GB200", 152, 128, 2.062, 135_528_448, 233_472, 232_448, 10, "ACCELERATED_FEATURES")
-_B300 = GpuTarget("NVIDIA B300", 158, 128, 1.965, 135_528_448, 233_472, 232_448, 10, "NONE", capability_minor=3)
+_B200 = GpuTarget(
+    "NVIDIA B200", 148, 128, 1.965, 132_644_864, 233_472, 232_448, 10, "ACCELERATED_FEATURES"
+)
+_GB200 = GpuTarget(
+    "NVIDIA GB200", 152, 128, 2.062, 135_528_448, 233_472, 232_448, 10, "ACCELERATED_FEATURES"
+)
+_B300 = GpuTarget(
+    "NVIDIA B300", 158, 128, 1.965, 135_528_448, 233_472, 232_448, 10, "NONE", capability_minor=3
+)
 
 # NVLink joins the GPUs of a host (8) or of a rack of GB200 (72) through switches: each sends at
 # half of the data sheet's two-way bandwidth.
 GPUS = {
-    "a100": Chip("NVIDIA A100", 85_100_068_864, 2039.04 * GB, 300 * GB, 25 * GB, 1, 1, 8, target=_A100),
-    "h100": Chip("NVIDIA H100", 84_942_979_072, 3352.32 * GB, 450 * GB, 50 * GB, 1, 1, 8, target=_H100),
-    "h200": Chip("NVIDIA H200", 151_397_597_184, 4800 * GB, 450 * GB, 50 * GB, 1, 1, 8, target=_H200),
-    "b200": Chip("NVIDIA B200", 191_514_411_008, 7672.32 * GB, 900 * GB, 50 * GB, 1, 1, 8, target=_B200),
-    "gb200": Chip("NVIDIA GB200", 197_897_748_480, 7928.064 * GB, 900 * GB, 50 * GB, 1, 1, 72, target=_GB200),
-    "b300": Chip("NVIDIA B300", 297_021_865_984, 7936 * GB, 900 * GB, 100 * GB, 1, 1, 8, target=_B300),
+    "a100": Chip(
+        "NVIDIA A100", 85_100_068_864, 2039.04 * GB, 300 * GB, 25 * GB, 1, 1, 8, target=_A100
+    ),
+    "h100": Chip(
+        "NVIDIA H100", 84_942_979_072, 3352.32 * GB, 450 * GB, 50 * GB, 1, 1, 8, target=_H100
+    ),
+    "h200": Chip(
+        "NVIDIA H200", 151_397_597_184, 4800 * GB, 450 * GB, 50 * GB, 1, 1, 8, target=_H200
+    ),
+    "b200": Chip(
+        "NVIDIA B200", 191_514_411_008, 7672.32 * GB, 900 * GB, 50 * GB, 1, 1, 8, target=_B200
+    ),
+    "gb200": Chip(
+        "NVIDIA GB200", 197_897_748_480, 7928.064 * GB, 900 * GB, 50 * GB, 1, 1, 72, target=_GB200
+    ),
+    "b300": Chip(
+        "NVIDIA B300", 297_021_865_984, 7936 * GB, 900 * GB, 100 * GB, 1, 1, 8, target=_B300
+    ),
 }
 
 

@@ -69,9 +69,21 @@ def collectives(program: Program, devices: int) -> list[Collective]:
             kind = transfer[1].lower().replace("_", "-")
             size = sum(o.bytes for o in computation.operands(it))
             overlaps = _work_before_answer(computation, it)
-            sums = kind in _SUMMING and any(a.elements > 1 for o in computation.operands(it) for a in o.arrays)
+            sums = kind in _SUMMING and any(
+                a.elements > 1 for o in computation.operands(it) for a in o.arrays
+            )
             result.append(
-                Collective(kind, size, (0,), visit.times, visit.known, overlaps, True, in_loop=visit.in_loop, sums=sums)
+                Collective(
+                    kind,
+                    size,
+                    (0,),
+                    visit.times,
+                    visit.known,
+                    overlaps,
+                    True,
+                    in_loop=visit.in_loop,
+                    sums=sums,
+                )
             )
             continue
         fused = _fused(program, it)
@@ -82,13 +94,17 @@ def collectives(program: Program, devices: int) -> list[Collective]:
         if fused and "reduce-scatter" in it.called[0]:
             kind = "reduce-scatter"
         channel = _CHANNEL.search(collective.attributes)
-        if fused and channel and channel[1] in channels:  # a later part of a collective that is in the list
+        if (
+            fused and channel and channel[1] in channels
+        ):  # a later part of a collective that is in the list
             if any(i.op in ("dot", "convolution", "reduce") for i in home.instructions.values()):
                 index = channels[channel[1]]
                 result[index] = dataclasses.replace(result[index], overlaps=True)
             continue
         group = first_group(collective.attributes, devices)
-        size = sum(o.bytes for o in home.operands(collective)) * (len(group) if kind == "all-gather" else 1)
+        size = sum(o.bytes for o in home.operands(collective)) * (
+            len(group) if kind == "all-gather" else 1
+        )
         if len(group) > 1:
             if fused and channel:
                 channels[channel[1]] = len(result)
@@ -105,12 +121,22 @@ def _sums_whole_arrays(program: Program, home: Computation, collective: Instruct
     """
 
     def is_part(operand: Instruction) -> bool:
-        inside = program.computations.get(operand.called[0]) if operand.op == "fusion" and operand.called else None
-        made_by = inside.instructions[inside.root].op if inside and inside.root in inside.instructions else operand.op
+        inside = (
+            program.computations.get(operand.called[0])
+            if operand.op == "fusion" and operand.called
+            else None
+        )
+        made_by = (
+            inside.instructions[inside.root].op
+            if inside and inside.root in inside.instructions
+            else operand.op
+        )
         return made_by == "dynamic-update-slice"
 
     operands = home.operands(collective)
-    return any(a.elements > 1 and not is_part(operand) for operand in operands for a in operand.arrays)
+    return any(
+        a.elements > 1 and not is_part(operand) for operand in operands for a in operand.arrays
+    )
 
 
 def _kind(instruction: Instruction) -> str | None:
@@ -140,11 +166,15 @@ def _work_before_answer(computation: Computation, send: Instruction) -> bool:
     if rendezvous is None:
         raise ValueError(f"{send.name} names no rendezvous")
     mark = f'"{rendezvous[1]}"'
-    answers = {i.name for i in computation.instructions.values() if i.op == "recv" and mark in i.attributes}
+    answers = {
+        i.name for i in computation.instructions.values() if i.op == "recv" and mark in i.attributes
+    }
     return _works_until(computation, send, "recv-done", answers)
 
 
-def _works_until(computation: Computation, start: Instruction, end: str, operands: set[str]) -> bool:
+def _works_until(
+    computation: Computation, start: Instruction, end: str, operands: set[str]
+) -> bool:
     """Return True if there is work between `start` and an `end` instruction.
 
     The latter has one of these operands.
@@ -170,7 +200,9 @@ def first_group(attributes: str, devices: int) -> tuple[int, ...]:
         return tuple(int(n) for n in listed[1].split(","))
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes)
     if iota:
-        sizes, shape, order = ([int(n) for n in part.split(",")] if part else [] for part in iota.groups())
+        sizes, shape, order = (
+            [int(n) for n in part.split(",")] if part else [] for part in iota.groups()
+        )
         positions = np.arange(np.prod(shape)).reshape(shape)
         positions = positions.transpose(order) if order else positions
         return tuple(int(n) for n in positions.reshape(sizes)[0])
@@ -178,11 +210,15 @@ def first_group(attributes: str, devices: int) -> tuple[int, ...]:
     if named:
         return _mesh_group(*named.groups())
     if "replica_groups=" in attributes and "replica_groups={}" not in attributes:
-        raise ValueError(f"unknown notation of groups: {attributes[attributes.index('replica_groups=') :][:120]}")
+        raise ValueError(
+            f"unknown notation of groups: {attributes[attributes.index('replica_groups=') :][:120]}"
+        )
     return tuple(range(devices))
 
 
-def _mesh_group(mesh: str, order_sizes: str | None, order: str | None, axes: str) -> tuple[int, ...]:
+def _mesh_group(
+    mesh: str, order_sizes: str | None, order: str | None, axes: str
+) -> tuple[int, ...]:
     """Parse a mesh `'a'=4,'b'=2` and axes such as `'a'`, or a part of an axis.
 
     `'a':(2)2` is the 2 after the first 2 of a. Devices are numbered row by row, or as in a mesh of
@@ -238,7 +274,11 @@ class DeviceLayout:
         An example is "data fsdp".
         """
         index = np.unravel_index(group, tuple(self.mesh.values()))
-        return " ".join(axis for axis, positions in zip(self.mesh, index, strict=True) if len(set(positions)) > 1)
+        return " ".join(
+            axis
+            for axis, positions in zip(self.mesh, index, strict=True)
+            if len(set(positions)) > 1
+        )
 
     def links(self, group: tuple[int, ...]) -> tuple[int, int]:
         """Return (links over which a chip of the group sends at once, hops across the group).
@@ -265,7 +305,9 @@ class DeviceLayout:
             return False
         # Three axes close when the slice consists of cubes of 4 x 4 x 4, two when an axis is as
         # long as the pod.
-        return all(n % chip.wraps == 0 for n in shape) if chip.axes == 3 else shape[axis] == chip.wraps
+        return (
+            all(n % chip.wraps == 0 for n in shape) if chip.axes == 3 else shape[axis] == chip.wraps
+        )
 
     def summary(self, collectives: list[Collective]) -> list[dict[str, Any]]:
         """Return the collectives by kind, group and overlap, as plain values.
@@ -276,12 +318,24 @@ class DeviceLayout:
         """
         rows: dict[tuple, dict[str, Any]] = {}
         for c in collectives:
-            slices = self.topology.slices if c.across_slices else len({self.slices[i] for i in c.group})
+            slices = (
+                self.topology.slices if c.across_slices else len({self.slices[i] for i in c.group})
+            )
             links, hops = self.links(c.group)
             devices = 1 if c.across_slices else len(c.group) // slices
             axes = "data" if c.across_slices else self.axes(c.group)
             key = (c.kind, axes, devices, slices, links, hops, c.overlaps, c.known, c.in_loop)
-            names = ("kind", "axes", "devices", "slices", "links", "hops", "overlaps", "known", "in_loop")
+            names = (
+                "kind",
+                "axes",
+                "devices",
+                "slices",
+                "links",
+                "hops",
+                "overlaps",
+                "known",
+                "in_loop",
+            )
             row = rows.setdefault(key, dict(zip(names, key, strict=True)) | {"runs": 0, "bytes": 0})
             row["runs"] += c.times
             row["bytes"] += c.times * c.bytes
@@ -295,7 +349,9 @@ class DeviceLayout:
         arrays of more than one number that are summed along the axes that divide the batch.
         """
         sums = [
-            c for c in collectives if c.sums and (c.across_slices or {"data", "fsdp"} & set(self.axes(c.group).split()))
+            c
+            for c in collectives
+            if c.sums and (c.across_slices or {"data", "fsdp"} & set(self.axes(c.group).split()))
         ]
         return {
             "times": max((c.times for c in sums), default=0),

@@ -34,10 +34,16 @@ minutes on two cores."""
 
 def run(argv: list[str]) -> int:
     """Return exit code 0, even if a step does not fit: that is a result, not an error."""
-    parser = arguments.parser("plan", _DESCRIPTION, epilog=f"{arguments.OVERRIDE_HELP}\n\n{_MACHINES}")
+    parser = arguments.parser(
+        "plan", _DESCRIPTION, epilog=f"{arguments.OVERRIDE_HELP}\n\n{_MACHINES}"
+    )
     arguments.add_config(parser)
     parser.add_argument(
-        "--topology", action="append", required=True, metavar="NAME[,NAME]", help="the machine; may be repeated"
+        "--topology",
+        action="append",
+        required=True,
+        metavar="NAME[,NAME]",
+        help="the machine; may be repeated",
     )
     parser.add_argument(
         "--rows",
@@ -46,7 +52,9 @@ def run(argv: list[str]) -> int:
         metavar="N",
         help="packed rows per device, instead of the config's batch",
     )
-    parser.add_argument("--json", default="", metavar="FILE", help="write the plans to this file as well")
+    parser.add_argument(
+        "--json", default="", metavar="FILE", help="write the plans to this file as well"
+    )
     args, overrides = arguments.parse(parser, argv)
     if args.json:
         arguments.check_output("--json", args.json)
@@ -91,12 +99,16 @@ def compiler_environment(machines: list[Topology]) -> dict[str, str]:
     return {
         COMPILES: "1",
         "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": str(max([m.devices for m in machines if m.platform == "cpu"], default=1)),
+        "JAX_NUM_CPU_DEVICES": str(
+            max([m.devices for m in machines if m.platform == "cpu"], default=1)
+        ),
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "false",
         "JAX_ENABLE_COMPILATION_CACHE": "false",
         # XLA would otherwise time kernels on a GPU to choose among them.
         "XLA_FLAGS": "--xla_gpu_autotune_level=0",
-        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # skips the check of CUDA's library versions, which needs a driver
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": (
+            "1"
+        ),  # skips the check of CUDA's library versions, which needs a driver
         "TPU_SKIP_MDS_QUERY": "1",
         # libtpu expects these of a TPU host.
         "TPU_ACCELERATOR_TYPE": "v5litepod-1",
@@ -122,7 +134,9 @@ def require_compilers(machines: list[Topology]) -> None:
             installed, what, extra = compilers[machine.platform]
             if not installed():
                 hint = install_hint(extra)
-                raise UserError(f"--topology={machine.name} needs {what}, which is not installed: {hint}.")
+                raise UserError(
+                    f"--topology={machine.name} needs {what}, which is not installed: {hint}."
+                )
 
 
 def has_tpu_compiler() -> bool:
@@ -130,7 +144,9 @@ def has_tpu_compiler() -> bool:
 
     This process may leave it out, see `runs_on_cpu`.
     """
-    return importlib.machinery.PathFinder.find_spec("libtpu") is not None or bool(os.environ.get("TPU_LIBRARY_PATH"))
+    return importlib.machinery.PathFinder.find_spec("libtpu") is not None or bool(
+        os.environ.get("TPU_LIBRARY_PATH")
+    )
 
 
 def has_gpu_compiler() -> bool:

@@ -19,7 +19,9 @@ _TRIPS = re.compile(r'known_trip_count[^\d}]*"?(\d+)')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _CALLING = ("while", "call", "conditional", "async-start")
 # Custom calls of the TPU compiler that are bookkeeping, not kernels.
-_BOOKKEEPING = re.compile("ConcatBitcast|AllocateBuffer|AsyncCollective|AssumeGather|GatherScatter|Sharding")
+_BOOKKEEPING = re.compile(
+    "ConcatBitcast|AllocateBuffer|AsyncCollective|AssumeGather|GatherScatter|Sharding"
+)
 
 
 class Array(NamedTuple):
@@ -115,7 +117,9 @@ def parse(text: str) -> Program:
             entry = name if head[1] else entry
         elif line == "}" and name:
             computations[name], name = Computation(body, root), None
-        elif name and body and not line.startswith(" "):  # a kernel's metadata goes over several lines
+        elif (
+            name and body and not line.startswith(" ")
+        ):  # a kernel's metadata goes over several lines
             last = next(reversed(body.values()))
             body[last.name] = last._replace(attributes=f"{last.attributes}\n{line}")
         elif name and " = " in line:
@@ -133,7 +137,9 @@ def _instruction(line: str, index: int) -> Instruction:
     closing = _closing(rest, opening)
     text, attributes = rest[opening + 1 : closing], rest[closing + 1 :]
     name = left.removeprefix("ROOT ").lstrip("%")
-    return Instruction(name, rest[:opening], _arrays(shape), tuple(_NAME.findall(text)), attributes, text, index)
+    return Instruction(
+        name, rest[:opening], _arrays(shape), tuple(_NAME.findall(text)), attributes, text, index
+    )
 
 
 def _closing(text: str, start: int) -> int:
@@ -170,7 +176,9 @@ def visits(
             for part in ("body", "condition"):
                 name = _computation(part, instruction)
                 counted = known and trips is not None
-                yield from visits(program, name, times * (trips or 1), counted, asynchronous, in_loop=True)
+                yield from visits(
+                    program, name, times * (trips or 1), counted, asynchronous, in_loop=True
+                )
         elif instruction.op in _CALLING:
             for name in instruction.called:
                 started = asynchronous or instruction.op == "async-start"
@@ -196,7 +204,11 @@ def trip_count(program: Program, computation: Computation, loop: Instruction) ->
     root = condition.instructions[condition.root]
     if root.op != "compare" or "direction=LT" not in root.attributes:
         return None
-    limits = [int(i.text) for i in condition.operands(root) if i.op == "constant" and i.text.strip().isdigit()]
+    limits = [
+        int(i.text)
+        for i in condition.operands(root)
+        if i.op == "constant" and i.text.strip().isdigit()
+    ]
     return limits[0] if len(limits) == 1 else None
 
 

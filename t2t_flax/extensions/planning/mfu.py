@@ -18,14 +18,20 @@ def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) ->
 
     The value is the utilization since the line before.
     """
-    products = training_products(setup.config, setup.model.target_vocab, setup.abstract.params, setup.parameters)
+    products = training_products(
+        setup.config, setup.model.target_vocab, setup.abstract.params, setup.parameters
+    )
     peaks = peaks_of(setup)
     hardware = useful = tokens = 0.0
 
     def add(step: int, batch: DeviceBatch, values: dict[str, float]) -> None:
         nonlocal hardware, useful, tokens
         of_slots, of_tokens = update_flops(setup, batch.batch, products)
-        hardware, useful, tokens = hardware + of_slots, useful + of_tokens, tokens + batch.batch.target_tokens
+        hardware, useful, tokens = (
+            hardware + of_slots,
+            useful + of_tokens,
+            tokens + batch.batch.target_tokens,
+        )
         if "target_tokens_per_second" in values:
             seconds = tokens / values["target_tokens_per_second"]
             values |= mfu(hardware, useful, seconds, peaks)
@@ -56,7 +62,9 @@ def peaks_of(run: TrainingSetup) -> dict[str, float | None]:
     }
 
 
-def measured_peak(dtype: jnp.dtype, size: int | None = None, *, precision: str | None = None) -> float:
+def measured_peak(
+    dtype: jnp.dtype, size: int | None = None, *, precision: str | None = None
+) -> float:
     """Return the FLOP/s of one device in a square product, the best of three.
 
     Args:
@@ -76,7 +84,9 @@ def measured_peak(dtype: jnp.dtype, size: int | None = None, *, precision: str |
     return 2.0 * size**3 / best
 
 
-def mfu(hardware_flops: float, useful_flops: float, seconds: float, peaks: dict[str, float | None]) -> dict[str, float]:
+def mfu(
+    hardware_flops: float, useful_flops: float, seconds: float, peaks: dict[str, float | None]
+) -> dict[str, float]:
     """Return `mfu_hardware_measured`, ...: FLOP/s over each known peak of all devices.
 
     FLOP/s are counted for all tokens and for real ones.

@@ -53,9 +53,13 @@ def make_plan(config: Config, topology: Topology, *, rows: int = 0) -> dict[str,
         "bound": None,
         "rates": None,
     }
-    line = roofline(topology, flops, 2 * state_bytes, train["collectives"]) if train["fits"] else None
+    line = (
+        roofline(topology, flops, 2 * state_bytes, train["collectives"]) if train["fits"] else None
+    )
     if line:
-        compiled = [train[name]["seconds"] or 0.0 for name in ("traffic", "estimate") if train[name]]
+        compiled = [
+            train[name]["seconds"] or 0.0 for name in ("traffic", "estimate") if train[name]
+        ]
         seconds = max([line.seconds, *compiled])
         hours = seconds * config.train.steps / 3600
         plan["bound"] = line.as_dict()
@@ -79,7 +83,11 @@ def batch_shape(config: Config, shards: int, *, rows: int = 0) -> Shape:
     else:
         length = bucket_edges(data.max_length)[-1]
     needed = max(1, data.batch_tokens // length)
-    return Shape(length, rows * shards, 1) if rows else shape_of(length, needed, data.microbatch_tokens, shards)
+    return (
+        Shape(length, rows * shards, 1)
+        if rows
+        else shape_of(length, needed, data.microbatch_tokens, shards)
+    )
 
 
 def update_flops(config: Config, shape: Shape, params: Any) -> float:
@@ -93,7 +101,9 @@ def update_flops(config: Config, shape: Shape, params: Any) -> float:
     tokens, vocab = padded_tokens(shape.micro * shape.rows, shape.length), config.data.vocab_size
     flops = training_products(config, vocab, params).flops(config.model, tokens)
     if config.train.remat == "full":
-        flops += forward_products(config.model, 0, params).flops(config.model, tokens)  # vocabulary 0: no logits
+        flops += forward_products(config.model, 0, params).flops(
+            config.model, tokens
+        )  # vocabulary 0: no logits
     return flops
 
 
@@ -122,14 +132,20 @@ class Roofline:
 
     @property
     def bottleneck(self) -> str:
-        terms = {"compute": self.compute, "memory": self.memory, "interconnect": self.ici + self.dcn}
+        terms = {
+            "compute": self.compute,
+            "memory": self.memory,
+            "interconnect": self.ici + self.dcn,
+        }
         return max(terms, key=lambda term: terms[term])
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"seconds": self.seconds, "bottleneck": self.bottleneck}
 
 
-def roofline(topology: Topology, flops: float, memory_bytes: float, rows: list[dict[str, Any]]) -> Roofline | None:
+def roofline(
+    topology: Topology, flops: float, memory_bytes: float, rows: list[dict[str, Any]]
+) -> Roofline | None:
     """Return the least time of an update; None for a CPU, which has no data sheet.
 
     Args:

@@ -27,17 +27,23 @@ def describe(config: Config, topology: Topology, plan: dict[str, Any]) -> str:
 def table(plans: list[dict[str, Any]]) -> str:
     """Return one line for each machine."""
     names = (
-        "topology chips mesh rows peak_GiB of_GiB sent_MiB exchanges bound_ms bottleneck traffic_ms kernels estimate_ms "
-        "tokens/s hours chip-hours"
+        "topology chips mesh rows peak_GiB of_GiB sent_MiB exchanges bound_ms bottleneck traffic_ms"
+        " kernels estimate_ms tokens/s hours chip-hours"
     )
     rows = [tuple(name.replace("_", " ") for name in names.split()), *map(_row, plans)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
-        "  ".join(f"{cell:{'>' if i else '<'}{width}}" for i, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        "  ".join(
+            f"{cell:{'>' if i else '<'}{width}}"
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
         for row in rows
     ]
     lines += [
-        "exchanges: how often an update sums gradients over devices. bound: products, state and exchange by data sheet.",
+        (
+            "exchanges: how often an update sums gradients over devices. bound: products, state and"
+            " exchange by data sheet."
+        ),
         f"traffic: bytes of a GPU program by data sheet. estimate: {ESTIMATE}.",
         "tokens/s and hours: by the longest of the three times. A real update takes longer.",
     ]
@@ -53,7 +59,10 @@ def _row(plan: dict[str, Any]) -> tuple[str, ...]:
     if not train["fits"]:
         return (*first, _gib(train["needed_bytes"]), usable, "does not fit", *("-",) * 9)
     sent = sum(sum(sent_bytes(row)) for row in train["collectives"])
-    exchanges = f"{train['gradient_exchanges']['times']}" + " in loop" * train["gradient_exchanges"]["in_loop"]
+    exchanges = (
+        f"{train['gradient_exchanges']['times']}"
+        + " in loop" * train["gradient_exchanges"]["in_loop"]
+    )
     cells = (*first, _gib(train["memory"]["peak"]), usable, f"{sent / MIB:,.0f}", exchanges)
     if not bound:
         return (*cells, *("-",) * 8)
@@ -82,11 +91,15 @@ def _batch(plan: dict[str, Any]) -> list[str]:
     shape, slots = plan["shape"], plan["slots"]
     fill = plan["tokens"] / slots
     lines = [
-        f"batch: {shape['micro']} x {shape['rows']:,} rows of {shape['length']} = {slots:,} target slots, of which "
-        f"{plan['tokens']:,.0f} hold tokens ({100 * fill:.0f} %)",
+        (
+            f"batch: {shape['micro']} x {shape['rows']:,} rows of {shape['length']} = {slots:,}"
+            f" target slots, of which {plan['tokens']:,.0f} hold tokens ({100 * fill:.0f} %)"
+        ),
     ]
     if fill < 0.8:
-        lines.append("  Most of the rest is padding: raise config.data.batch_tokens or use fewer chips.")
+        lines.append(
+            "  Most of the rest is padding: raise config.data.batch_tokens or use fewer chips."
+        )
     return lines
 
 
@@ -94,10 +107,14 @@ def _memory(plan: dict[str, Any]) -> list[str]:
     train = plan["train"]
     if not train["fits"]:
         return [
-            f"memory: the train step does not fit, says the compiler: it needs {_gib(train['needed_bytes'])} GiB of "
-            f"{_gib(train['available_bytes'])} GiB.",
-            "  Lower config.data.microbatch_tokens, set config.train.remat=full, or raise config.mesh.fsdp or "
-            "config.mesh.tensor.",
+            (
+                "memory: the train step does not fit, says the compiler: it needs"
+                f" {_gib(train['needed_bytes'])} GiB of {_gib(train['available_bytes'])} GiB."
+            ),
+            (
+                "  Lower config.data.microbatch_tokens, set config.train.remat=full, or raise"
+                " config.mesh.fsdp or config.mesh.tensor."
+            ),
         ]
     sizes = {
         "parameters, optimizer state": plan["state_bytes"],
@@ -123,19 +140,34 @@ def _program(train: dict[str, Any]) -> list[str]:
     lines += [form.format(*heads)] if rows else []
     for row in rows:
         where = f"{row['devices']}" + (f" x {row['slices']}" if row["slices"] > 1 else "")
-        note = ("yes" if row["overlaps"] else "no") + ("" if row["known"] else "; in a loop, one turn counted")
+        note = ("yes" if row["overlaps"] else "no") + (
+            "" if row["known"] else "; in a loop, one turn counted"
+        )
         sizes = (f"{size / MIB:,.2f}" for size in (row["bytes"], sum(sent_bytes(row))))
         lines.append(form.format(row["kind"], row["axes"], row["runs"], where, *sizes, note))
     exchanges = train["gradient_exchanges"]
-    where, size = "in a loop" if exchanges["in_loop"] else "outside of loops", exchanges["bytes"] / MIB
-    return [*lines, f"  gradients: exchanged {exchanges['times']} x an update, {where}, {size:,.2f} MiB in all"]
+    where, size = (
+        "in a loop" if exchanges["in_loop"] else "outside of loops",
+        exchanges["bytes"] / MIB,
+    )
+    return [
+        *lines,
+        f"  gradients: exchanged {exchanges['times']} x an update, {where}, {size:,.2f} MiB in all",
+    ]
 
 
 def _time(config: Config, plan: dict[str, Any]) -> list[str]:
-    lines = [f"{plan['flops_per_device'] / 1e9:,.1f} GFLOPs an update on each device, padding included (formula)"]
+    lines = [
+        f"{plan['flops_per_device'] / 1e9:,.1f} GFLOPs an update on each device, padding included"
+        " (formula)"
+    ]
     bound, rates = plan["bound"], plan["rates"]
     if bound is None:
-        return lines if plan["usable_bytes"] else [*lines, "no least time: there is no data sheet of this CPU"]
+        return (
+            lines
+            if plan["usable_bytes"]
+            else [*lines, "no least time: there is no data sheet of this CPU"]
+        )
     lines.append("least time of an update, ms (formulas, by data sheet)")
     terms = {
         "products at peak": "compute",
@@ -145,12 +177,17 @@ def _time(config: Config, plan: dict[str, Any]) -> list[str]:
         "of these overlapping": "overlapping",
     }
     lines += [f"  {name:22} {bound[key] * 1e3:>10.3f}" for name, key in terms.items()]
-    lines.append(f"  {'bound':22} {bound['seconds'] * 1e3:>10.3f}, bottleneck: {bound['bottleneck']}")
+    lines.append(
+        f"  {'bound':22} {bound['seconds'] * 1e3:>10.3f}, bottleneck: {bound['bottleneck']}"
+    )
     return [
         *lines,
         *_compiled_time(plan["train"]),
-        f"by the longest of these times: {rates['tokens_per_second']:,.0f} target tokens/s; {config.train.steps:,} updates "
-        f"in {rates['hours']:.2f} hours = {rates['chip_hours']:,.1f} chip-hours. A real update takes longer.",
+        (
+            f"by the longest of these times: {rates['tokens_per_second']:,.0f} target tokens/s;"
+            f" {config.train.steps:,} updates in {rates['hours']:.2f} hours ="
+            f" {rates['chip_hours']:,.1f} chip-hours. A real update takes longer."
+        ),
     ]
 
 
@@ -158,13 +195,16 @@ def _compiled_time(train: dict[str, Any]) -> list[str]:
     """Return the bytes of a GPU program, the cycles of a TPU program."""
     if traffic := train["traffic"]:
         return [
-            f"bytes that the program moves: {traffic['bytes'] / 1e9:,.1f} GB = {traffic['seconds'] * 1e3:.1f} ms at the data "
-            f"sheet's bandwidth, {traffic['kernels']:,} kernels, of which {traffic['custom_calls']:,} custom calls"
+            f"bytes that the program moves: {traffic['bytes'] / 1e9:,.1f} GB ="
+            f" {traffic['seconds'] * 1e3:.1f} ms at the data sheet's bandwidth,"
+            f" {traffic['kernels']:,} kernels, of which {traffic['custom_calls']:,} custom calls"
         ]
     if estimate := train["estimate"]:
         time = f" = {estimate['seconds'] * 1e3:.1f} ms" if estimate["seconds"] else ""
         calls = f": {estimate['custom_calls']:,}" if estimate["custom_calls"] else ""
-        return [f"estimate: {estimate['cycles'] / 1e6:,.1f} million cycles{time}, {ESTIMATE}{calls}"]
+        return [
+            f"estimate: {estimate['cycles'] / 1e6:,.1f} million cycles{time}, {ESTIMATE}{calls}"
+        ]
     return []
 
 
@@ -173,11 +213,24 @@ def _assumptions(topology: Topology) -> list[str]:
     if chip is None:
         return []
     return [
-        f"assumptions: data sheet of {chip.kind}: {chip.peak_flops / 1e12:,.1f} bfloat16 TFLOP/s a device, "
-        f"{chip.hbm_bytes / GIB:,.0f} GiB and {chip.hbm_bandwidth / 1e9:,.0f} GB/s a chip,",
-        f"  links of {chip.link_bandwidth / 1e9:.0f} GB/s each way, {HOP_SECONDS * 1e6:.0f} us a hop (assumed), "
-        f"{chip.network_bandwidth / 1e9:.2f} GB/s a chip between slices or hosts.",
-        "  Host, input, evaluation and checkpoints are not counted. Bytes are counted as if no cache kept any.",
-        *(["  JAX uses 75 % of a GPU's memory (XLA_PYTHON_CLIENT_MEM_FRACTION)."] if chip.target else []),
+        (
+            f"assumptions: data sheet of {chip.kind}: {chip.peak_flops / 1e12:,.1f} bfloat16"
+            f" TFLOP/s a device, {chip.hbm_bytes / GIB:,.0f} GiB and"
+            f" {chip.hbm_bandwidth / 1e9:,.0f} GB/s a chip,"
+        ),
+        (
+            f"  links of {chip.link_bandwidth / 1e9:.0f} GB/s each way, {HOP_SECONDS * 1e6:.0f} us"
+            f" a hop (assumed), {chip.network_bandwidth / 1e9:.2f} GB/s a chip between slices or"
+            " hosts."
+        ),
+        (
+            "  Host, input, evaluation and checkpoints are not counted. Bytes are counted as if no"
+            " cache kept any."
+        ),
+        *(
+            ["  JAX uses 75 % of a GPU's memory (XLA_PYTHON_CLIENT_MEM_FRACTION)."]
+            if chip.target
+            else []
+        ),
         *([f"  uncertain: {chip.uncertain}."] if chip.uncertain else []),
     ]

@@ -19,7 +19,14 @@ _PLANE_V3 = ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16", "16x32", "32x32")
 _SOLID = (
     "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16",
 )  # fmt: skip
-_SHAPES = {"v5e": _PLANE, "v6e": _PLANE, "v3": _PLANE_V3, "v4": _SOLID, "v5p": (*_SOLID, "16x16x24"), "tpu7x": _SOLID}
+_SHAPES = {
+    "v5e": _PLANE,
+    "v6e": _PLANE,
+    "v3": _PLANE_V3,
+    "v4": _SOLID,
+    "v5p": (*_SOLID, "16x16x24"),
+    "tpu7x": _SOLID,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +69,17 @@ class Topology:
             hosts = f"{self.slices} hosts" if self.slices > 1 else "1 host"
             return f"{self.name}: {self.chips} GPUs ({self.chip.kind}, {hosts} of {shape})"
         across = f"{self.slices} slices of {shape}" if self.slices > 1 else shape
-        return f"{self.name}: {self.chips} chips ({self.chip.kind}, {across}), {self.devices} JAX devices"
+        return (
+            f"{self.name}: {self.chips} chips ({self.chip.kind}, {across}), {self.devices} JAX"
+            " devices"
+        )
 
 
 def parse(name: str) -> Topology:
     """Return the machine of that name. Raises UserError for a name without a machine."""
-    match = re.fullmatch(r"(?:(\d+)x(?=[a-z]))?([a-z]\w*?)(?:-(\d+)|:([\w]+))", name.strip().lower())
+    match = re.fullmatch(
+        r"(?:(\d+)x(?=[a-z]))?([a-z]\w*?)(?:-(\d+)|:([\w]+))", name.strip().lower()
+    )
     if not match:
         raise _unknown(name)
     slices, family = int(match[1] or 1), _ALIASES.get(match[2], match[2])
@@ -98,7 +110,9 @@ def _gpus(name: str, chip: Chip, count: int, hosts: int) -> Topology:
         raise _unknown(name)
     if count > chip.largest:
         if count % chip.largest:
-            raise UserError(f"--topology={name}: NVLink joins groups of {chip.largest} GPUs; give a multiple.")
+            raise UserError(
+                f"--topology={name}: NVLink joins groups of {chip.largest} GPUs; give a multiple."
+            )
         count, hosts = chip.largest, hosts * count // chip.largest
     return Topology(name, "gpu", chip, (count,), hosts)
 
@@ -108,8 +122,9 @@ def _by_size(name: str, family: str, size: int) -> tuple[int, ...]:
     if size not in sizes:
         counted = "chips" if TPUS[family].cores_in_name == 1 else "TensorCores"
         raise UserError(
-            f"--topology={name}: {family} slices have {', '.join(map(str, sizes))} {counted}; give one of these, several "
-            f"slices (2x{family}-{max(sizes)}), or a shape ({family}:{_SHAPES[family][3]})."
+            f"--topology={name}: {family} slices have {', '.join(map(str, sizes))} {counted}; give"
+            f" one of these, several slices (2x{family}-{max(sizes)}), or a shape"
+            f" ({family}:{_SHAPES[family][3]})."
         )
     return sizes[size]
 
@@ -121,14 +136,15 @@ def _by_shape(name: str, family: str, text: str) -> tuple[int, ...]:
     even = chips == 1 or all(n % 2 == 0 for n in shape[:2])  # hosts hold 2x2 chips
     if len(shape) != chip.axes or not 0 < chips <= chip.largest or not even:
         raise UserError(
-            f"--topology={name}: {text!r} is no shape of a {family} slice: {chip.axes} axes, the first two even, at most "
-            f"{chip.largest:,} chips, as in {family}:{_SHAPES[family][3]}."
+            f"--topology={name}: {text!r} is no shape of a {family} slice: {chip.axes} axes, the"
+            f" first two even, at most {chip.largest:,} chips, as in {family}:{_SHAPES[family][3]}."
         )
     return shape
 
 
 def _unknown(name: str) -> UserError:
     return UserError(
-        f"--topology={name}: no such machine. Known: {', '.join(TPUS)} by size (v5e-16) or shape (v5p:4x4x4), "
-        f"{', '.join(GPUS)} by number (h100-8), several slices or hosts (2xv5e-256, 2xh100-8), cpu:N."
+        f"--topology={name}: no such machine. Known: {', '.join(TPUS)} by size (v5e-16) or shape"
+        f" (v5p:4x4x4), {', '.join(GPUS)} by number (h100-8), several slices or hosts (2xv5e-256,"
+        " 2xh100-8), cpu:N."
     )

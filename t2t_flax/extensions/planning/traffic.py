@@ -10,9 +10,19 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from t2t_flax.extensions.planning.chips import Chip
-from t2t_flax.extensions.planning.hlo import Computation, Instruction, Program, called_kernel, visits
+from t2t_flax.extensions.planning.hlo import (
+    Computation,
+    Instruction,
+    Program,
+    called_kernel,
+    visits,
+)
 
-LOSS, ATTENTION, PROJECTIONS = "logits, loss", "attention: products, softmax", "attention: projections"
+LOSS, ATTENTION, PROJECTIONS = (
+    "logits, loss",
+    "attention: products, softmax",
+    "attention: projections",
+)
 FEED_FORWARD, NORM, EMBEDDINGS = "feed-forward", "norm, dropout, residual", "embeddings, positions"
 OTHER = "optimizer, other"
 PARTS = (LOSS, ATTENTION, PROJECTIONS, FEED_FORWARD, NORM, EMBEDDINGS, OTHER)
@@ -35,10 +45,37 @@ _CONTRACTED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:]\s*[{\[]([^}\]]*
 _FMHA_SCORES = re.compile(r'"intermediate_tensor_shape":.*?"dimensions":\s*\[([^\]]*)')
 
 # These start no kernel. Instructions inside an async-start or a while are visited themselves.
-_NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "add-dependency", "opt-barrier"}
-_NO_KERNEL |= {"while", "call", "conditional", "async-start", "async-update", "after-all", "partition-id", "replica-id"}
+_NO_KERNEL = {
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "add-dependency",
+    "opt-barrier",
+}
+_NO_KERNEL |= {
+    "while",
+    "call",
+    "conditional",
+    "async-start",
+    "async-update",
+    "after-all",
+    "partition-id",
+    "replica-id",
+}
 # These read all of an operand, however little of their result is used.
-_READS_ALL = {"reduce", "reduce-window", "dot", "convolution", "sort", "fusion", "call", "custom-call", "tuple"}
+_READS_ALL = {
+    "reduce",
+    "reduce-window",
+    "dot",
+    "convolution",
+    "sort",
+    "fusion",
+    "call",
+    "custom-call",
+    "tuple",
+}
 
 
 class Kernel(NamedTuple):
@@ -146,7 +183,9 @@ def _inside(program: Program, instruction: Instruction) -> list[tuple[Computatio
     return found
 
 
-def moved_bytes(program: Program, computation: Computation, instruction: Instruction) -> tuple[int, int]:
+def moved_bytes(
+    program: Program, computation: Computation, instruction: Instruction
+) -> tuple[int, int]:
     """Return the bytes that one run reads and writes.
 
     Operands and results count once; of slices and in-place updates only the elements that move.
@@ -175,7 +214,9 @@ def moved_bytes(program: Program, computation: Computation, instruction: Instruc
 
 def _read_of_fusion(body: Computation) -> int:
     """Return the bytes of the parameters that the result of a fusion depends on."""
-    needed: collections.Counter[str] = collections.Counter({body.root: _elements(body.instructions[body.root])})
+    needed: collections.Counter[str] = collections.Counter(
+        {body.root: _elements(body.instructions[body.root])}
+    )
     for user in reversed(body.instructions.values()):
         operands = {operand.name: operand for operand in body.operands(user)}
         for position, operand in enumerate(operands.values()):
@@ -234,4 +275,8 @@ def _dot_flops(computation: Computation, dot: Instruction) -> int:
     axes = _CONTRACTED.search(dot.attributes)
     assert axes, f"{dot.name} does not state its contracted axes"
     sizes = computation.operands(dot)[0].arrays[0].sizes
-    return 2 * dot.arrays[0].elements * math.prod(sizes[int(axis)] for axis in re.findall(r"\d+", axes[1]))
+    return (
+        2
+        * dot.arrays[0].elements
+        * math.prod(sizes[int(axis)] for axis in re.findall(r"\d+", axes[1]))
+    )

@@ -15,9 +15,9 @@ from t2t_flax.registry import DATA_HOOKS, GROUPS, PRESET_MODULES
 class Recipes:
     batch_groups: int = key(
         0,
-        "an update is this many groups of similar sentences, each of at most data.batch_tokens / batch_groups tokens of the "
-        "longer side with padding, in multiples of 8 sentences (fairseq: one group a device). 0 = data.batch_tokens are "
-        "slots of packed rows or buckets",
+        "an update is this many groups of similar sentences, each of at most data.batch_tokens /"
+        " batch_groups tokens of the longer side with padding, in multiples of 8 sentences"
+        " (fairseq: one group a device). 0 = data.batch_tokens are slots of packed rows or buckets",
         low=0,
     )
 
@@ -26,13 +26,14 @@ class Recipes:
         d = config.data
         if self.batch_groups and d.batch_tokens // self.batch_groups < 2 * d.max_length:
             raise UserError(
-                f"config.data.batch_tokens = {d.batch_tokens} in {self.batch_groups} groups must hold at least two of the "
-                f"longest pairs (config.data.max_length = {d.max_length}) in each."
+                f"config.data.batch_tokens = {d.batch_tokens} in {self.batch_groups} groups must"
+                f" hold at least two of the longest pairs (config.data.max_length = {d.max_length})"
+                " in each."
             )
         if self.batch_groups > 1 and d.batching == "buckets":
             raise UserError(
-                f"config.recipes.batch_groups = {self.batch_groups} puts sentences of different lengths into an update: use "
-                "config.data.batching = packed."
+                f"config.recipes.batch_groups = {self.batch_groups} puts sentences of different"
+                " lengths into an update: use config.data.batching = packed."
             )
 
 

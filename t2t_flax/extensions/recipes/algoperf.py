@@ -71,8 +71,8 @@ PRESETS: dict[str, Preset] = {
             "optimizer.b2": 0.9955159689799007,
             "optimizer.weight_decay": 0.08121616522670176,
         },
-        "validation BLEU 30.8491 after 100,000 to 121,000 updates, medians of 41,189 s on 8 V100 by rules 0.5 and 35,319 s by "
-        f"rules 0.6 ({_LOGS})",
+        "validation BLEU 30.8491 after 100,000 to 121,000 updates, medians of 41,189 s on 8 V100"
+        f" by rules 0.5 and 35,319 s by rules 0.6 ({_LOGS})",
     ),
     "algoperf_wmt_schedule_free": Preset(
         "AlgoPerf's WMT workload, with schedule-free AdamW at the point that was fastest there",
@@ -89,6 +89,7 @@ PRESETS: dict[str, Preset] = {
             "optimizer.b2": 0.9955,
             "optimizer.weight_decay": 0.08,
         },
-        f"validation BLEU 30.8491 after 39,677 to 46,789 updates, 14,335 to 16,853 s on 8 V100 by rules 0.5 ({_LOGS})",
+        "validation BLEU 30.8491 after 39,677 to 46,789 updates, 14,335 to 16,853 s on 8 V100 by"
+        f" rules 0.5 ({_LOGS})",
     ),
 }

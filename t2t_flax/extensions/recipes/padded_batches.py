@@ -89,10 +89,14 @@ class PaddedLayouter(Layouter):
         updates = [updates[i] for i in permutation(len(updates), key_of(self.seed, 5, 0, window))]
         order = np.concatenate([update.pairs for update in updates])
         row = np.concatenate([update.row for update in updates])
-        source_start, target_start = map(np.concatenate, zip(*(update.starts for update in updates), strict=True))
+        source_start, target_start = map(
+            np.concatenate, zip(*(update.starts for update in updates), strict=True)
+        )
         ends = np.cumsum([len(update.pairs) for update in updates])
         sizes = np.array([smallest_fitting(self.closed, update.needed) for update in updates])
-        return Layout(order, samples.pairs[order], row, (source_start, target_start), ends, sizes, sides)
+        return Layout(
+            order, samples.pairs[order], row, (source_start, target_start), ends, sizes, sides
+        )
 
     def with_sizes(self) -> "PaddedLayouter":
         """Return the layouter with the sizes of a sample.
@@ -106,7 +110,9 @@ class PaddedLayouter(Layouter):
             if not whole and needed.total() >= _SAMPLE:
                 break
             sides = self._read(window)[1]
-            needed.update(self._rows(sides, pairs).needed for pairs in next(self._cuts(sides, window)))
+            needed.update(
+                self._rows(sides, pairs).needed for pairs in next(self._cuts(sides, window))
+            )
         return dataclasses.replace(self, closed=tuple(self._closed(needed)))
 
     def _read(self, window: int) -> tuple[Samples, Sides]:
@@ -121,17 +127,26 @@ class PaddedLayouter(Layouter):
         source, target = (side.lengths for side in sides)
         order = permutation(len(source), key_of(self.seed, 6, 0))
         order = order[np.lexsort((target[order], source[order]))]
-        starts = group_starts(np.maximum(source, target)[order], self.config.batch_tokens // self.groups)
+        starts = group_starts(
+            np.maximum(source, target)[order], self.config.batch_tokens // self.groups
+        )
         groups = np.split(order, starts)
         drawn = (key_of(self.seed, 4, 0, window, attempt) for attempt in range(_TRIES))
         for key in itertools.chain(drawn, [key_of(self.seed, 3, 0, 0)]):
             shuffled = [groups[i] for i in permutation(len(groups), key)]
-            yield [np.concatenate(shuffled[i : i + self.groups]) for i in range(0, len(groups), self.groups)]
+            yield [
+                np.concatenate(shuffled[i : i + self.groups])
+                for i in range(0, len(groups), self.groups)
+            ]
 
     def _fitting(self, sides: Sides, cut: list[np.ndarray]) -> list[_Rows] | None:
         """Return the rows of all updates of a cut, or None if one fits into no size."""
         laid_out = (self._rows(sides, pairs) for pairs in cut)
-        rows = list(itertools.takewhile(lambda rows: smallest_fitting(self.closed, rows.needed) is not None, laid_out))
+        rows = list(
+            itertools.takewhile(
+                lambda rows: smallest_fitting(self.closed, rows.needed) is not None, laid_out
+            )
+        )
         return rows if len(rows) == len(cut) else None
 
     def _halved(self, sides: Sides, cut: list[np.ndarray]) -> list[_Rows]:
@@ -154,7 +169,9 @@ class PaddedLayouter(Layouter):
             row, *starts = first_fit_in_turn(source, target, self.config.pack_length)
             return _Rows(pairs, row, starts, (self.config.pack_length, int(row.max()) + 1))
         row = np.arange(len(pairs))
-        return _Rows(pairs, row, [0 * row] * 2, (max(int(source.max()), int(target.max())), len(pairs)))
+        return _Rows(
+            pairs, row, [0 * row] * 2, (max(int(source.max()), int(target.max())), len(pairs))
+        )
 
     def _closed(self, needed: Counter[Size]) -> list[Size]:
         """Return sizes for a sample of updates.
@@ -189,7 +206,9 @@ def smallest_fitting(sizes: Sequence[Size], needed: Size) -> int | None:
     return min(enough, key=lambda i: sizes[i][0] * sizes[i][1], default=None)
 
 
-def first_fit_in_turn(source: np.ndarray, target: np.ndarray, pack_length: int) -> tuple[np.ndarray, ...]:
+def first_fit_in_turn(
+    source: np.ndarray, target: np.ndarray, pack_length: int
+) -> tuple[np.ndarray, ...]:
     """Pack the pairs of an update, each into the first row with room.
 
     The longest pairs come first.
@@ -200,9 +219,15 @@ def first_fit_in_turn(source: np.ndarray, target: np.ndarray, pack_length: int) 
     order = np.argsort(-np.maximum(source, target).astype(np.int64), kind="stable")
     used: list[tuple[int, int]] = []
     places = np.empty((3, len(order)), np.int64)
-    for i, tokens in zip(order.tolist(), zip(source[order].tolist(), target[order].tolist(), strict=True), strict=True):
+    for i, tokens in zip(
+        order.tolist(),
+        zip(source[order].tolist(), target[order].tolist(), strict=True),
+        strict=True,
+    ):
         rooms = (pack_length - tokens[0], pack_length - tokens[1])
-        row = next((n for n, at in enumerate(used) if at[0] <= rooms[0] and at[1] <= rooms[1]), len(used))
+        row = next(
+            (n for n, at in enumerate(used) if at[0] <= rooms[0] and at[1] <= rooms[1]), len(used)
+        )
         if row == len(used):
             used.append((0, 0))
         places[:, i] = row, *used[row]
@@ -233,8 +258,9 @@ def group_starts(lengths: np.ndarray, cap: int) -> list[int]:
     """
     if len(lengths) and lengths.max() > cap:
         raise UserError(
-            f"a pair of {lengths.max()} tokens is longer than a group of config.data.batch_tokens / "
-            f"config.recipes.batch_groups = {cap} tokens: raise config.data.batch_tokens or lower config.data.max_length."
+            f"a pair of {lengths.max()} tokens is longer than a group of config.data.batch_tokens /"
+            f" config.recipes.batch_groups = {cap} tokens: raise config.data.batch_tokens or lower"
+            " config.data.max_length."
         )
     starts, start, longest = [], 0, 0
     for i, length in enumerate(lengths.tolist()):
@@ -271,7 +297,9 @@ def levels(rows: Counter[int], at_most: int) -> list[int]:
         total = least[-1][:-1, None] + cost[1:]
         cuts.append(total.argmin(axis=0))
         least.append(np.minimum(least[-1], total.min(axis=0)))
-    count = next(n for n, cost_of_n in enumerate(least) if cost_of_n[-1] <= (1 + _TOLERANCE) * least[-1][-1])
+    count = next(
+        n for n, cost_of_n in enumerate(least) if cost_of_n[-1] <= (1 + _TOLERANCE) * least[-1][-1]
+    )
     chosen, last = [], len(values) - 1
     for n in reversed(range(count + 1)):
         chosen.append(int(values[last]))
@@ -289,14 +317,17 @@ class PaddedBatches(DataHook):
 
     def explain(self):
         return [
-            f"instead of full rows: {self._groups} groups of at most {self._tokens // self._groups:,} tokens with padding"
+            f"instead of full rows: {self._groups} groups of at most"
+            f" {self._tokens // self._groups:,} tokens with padding"
         ]
 
 
 def padded_stream(groups: int) -> MakeStream:
     """Return the function that makes a stream of padded groups."""
 
-    def make(reader: PairReader, config: Data, seed: int, windows: Windows | None = None) -> UpdateStream:
+    def make(
+        reader: PairReader, config: Data, seed: int, windows: Windows | None = None
+    ) -> UpdateStream:
         windows = windows or windows_of(reader, config, seed)
         return UpdateStream(PaddedLayouter(reader, config, seed, windows, groups).with_sizes())
 

@@ -2,7 +2,10 @@
 
 from t2t_flax.config.presets import BASE, BIG_SHAPE, WMT14_ENDE, Keys, Preset
 
-_TABLE3 = WMT14_ENDE | {"data.test": "tfds:wmt14_translate/de-en:validation", "checkpoint.average_last": 0}
+_TABLE3 = WMT14_ENDE | {
+    "data.test": "tfds:wmt14_translate/de-en:validation",
+    "checkpoint.average_last": 0,
+}
 _FAIRSEQ = {
     "model.norm_eps": 1e-5,
     "model.position": "sinusoid_halves",
@@ -186,7 +189,8 @@ PRESETS: dict[str, Preset] = {
         "41.02 tokenised, lower-cased BLEU on test2016",
     ),
     "t2t_envi": Preset(
-        "tensor2tensor transformer_base on translate_envi_iwslt32k, one GPU (stefan-it/nmt-en-vi; its pull request 611)",
+        "tensor2tensor transformer_base on translate_envi_iwslt32k, one GPU (stefan-it/nmt-en-vi;"
+        " its pull request 611)",
         _T2T_V3
         | _IWSLT15_ENVI
         | {
@@ -203,8 +207,8 @@ PRESETS: dict[str, Preset] = {
     # times after three evaluations without a better validation BLEU, until 5e-5 or 200 times 1,500
     # updates; here a line over a length that we chose.
     "transformers_without_tears_envi": Preset(
-        "Nguyen and Salazar 2019 (arXiv 1910.05895), tnq177/transformers_without_tears; RMSNorm for ScaleNorm, linear decay, "
-        "neither FixNorm nor word dropout",
+        "Nguyen and Salazar 2019 (arXiv 1910.05895), tnq177/transformers_without_tears; RMSNorm for"
+        " ScaleNorm, linear decay, neither FixNorm nor word dropout",
         _IWSLT15_ENVI
         | {
             "model.norm_placement": "pre",
@@ -230,7 +234,8 @@ PRESETS: dict[str, Preset] = {
         "32.8 multi-bleu of tokens on tst2013, with FixNorm and ScaleNorm",
     ),
     "flax_wmt": Preset(
-        "google/flax examples/wmt, configs/default.py; not its per-device loss mean, its own BLEU, the EOS before packed pairs",
+        "google/flax examples/wmt, configs/default.py; not its per-device loss mean, its own BLEU,"
+        " the EOS before packed pairs",
         BIG_SHAPE
         | FLAX_WMT
         | {
@@ -248,12 +253,14 @@ PRESETS: dict[str, Preset] = {
         "32.87 German-English, own lower-cased BLEU (its README)",
     ),
     "mlperf_big": Preset(
-        "MLPerf v0.7, Google's JAX entry on TPU v3-8192; there an uncased subword tokenizer; steps and evaluation are ours",
+        "MLPerf v0.7, Google's JAX entry on TPU v3-8192; there an uncased subword tokenizer; steps"
+        " and evaluation are ours",
         _MLPERF_BIG,
         "25.0 uncased BLEU on newstest2014 in 13.6 to 17.3 s on 8,192 TPU v3 cores",
     ),
     "bert_base": Preset(
-        "Devlin et al. 2019: the shape of the stack alone, not the objective, GELU or learned positions",
+        "Devlin et al. 2019: the shape of the stack alone, not the objective, GELU or learned"
+        " positions",
         {
             "model.num_encoder_layers": 12,
             "model.num_decoder_layers": 12,
@@ -264,8 +271,14 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "bert_large": Preset(
-        "Devlin et al. 2019: the shape of the stack alone, not the objective, GELU or learned positions",
-        BIG_SHAPE | {"model.num_encoder_layers": 24, "model.num_decoder_layers": 24, "model.attention_bias": True},
+        "Devlin et al. 2019: the shape of the stack alone, not the objective, GELU or learned"
+        " positions",
+        BIG_SHAPE
+        | {
+            "model.num_encoder_layers": 24,
+            "model.num_decoder_layers": 24,
+            "model.attention_bias": True,
+        },
     ),
 }
 
@@ -294,7 +307,9 @@ TABLE3_ROWS: dict[str, tuple[Keys, float, float]] = {
 }
 PRESETS |= {
     f"table3_{row}": Preset(
-        f"the paper, Table 3, row {row}", _TABLE3 | keys, f"perplexity {ppl:.2f}, {bleu} paper BLEU on newstest2013"
+        f"the paper, Table 3, row {row}",
+        _TABLE3 | keys,
+        f"perplexity {ppl:.2f}, {bleu} paper BLEU on newstest2013",
     )
     for row, (keys, ppl, bleu) in TABLE3_ROWS.items()
 }

@@ -46,8 +46,8 @@ def _flat(name: str, lines: Iterator[str], count: int) -> Iterator[list[Candidat
             return
         if len(group) < count:
             raise UserError(
-                f"{name} has {number * count + len(group)} lines, which is no multiple of {count}: expected the number of "
-                "candidates of each source, empty ones included."
+                f"{name} has {number * count + len(group)} lines, which is no multiple of {count}:"
+                " expected the number of candidates of each source, empty ones included."
             )
         yield group
 
@@ -59,12 +59,14 @@ def _n_best(name: str, lines: Iterator[str]) -> Iterator[list[Candidate]]:
         number, separator, rest = line.partition(" ||| ")
         if not separator or not number.isdecimal():
             raise UserError(
-                f"{name} line {at}: expected `N ||| translation`, as `translate --n-best` writes it; for a file with the same "
-                "number of lines for each source give that number."
+                f"{name} line {at}: expected `N ||| translation`, as `translate --n-best` writes"
+                " it; for a file with the same number of lines for each source give that number."
             )
         if int(number) != current:
             if int(number) != current + 1 or not group:
-                raise UserError(f"{name} line {at}: a translation of line {number} after those of {current}.")
+                raise UserError(
+                    f"{name} line {at}: a translation of line {number} after those of {current}."
+                )
             yield group
             group, current = [], int(number)
         group.append(_candidate(name, at, rest))
@@ -86,6 +88,7 @@ def _candidate(name: str, at: int, rest: str) -> Candidate:
         if all(map(_BESIDE.fullmatch, others[:-1])):
             return Candidate(text, score)
     raise UserError(
-        f"{name} line {at}: expected `N ||| translation ||| score`, or with features as in `N ||| translation ||| F0= -4.2 ||| "
-        f"score`; found {' and '.join(repr(field[:40]) for field in others)} after the translation."
+        f"{name} line {at}: expected `N ||| translation ||| score`, or with features as in `N |||"
+        " translation ||| F0= -4.2 ||| score`; found"
+        f" {' and '.join(repr(field[:40]) for field in others)} after the translation."
     )

@@ -21,7 +21,9 @@ def choose(features: np.ndarray, starts: Sequence[int], weights: np.ndarray) -> 
     finite = np.isfinite(features).all(1)
     sums = np.where(finite, np.where(finite[:, None], features, 0) @ weights, -np.inf)
     ends = [*starts[1:], len(features)]
-    return np.array([start + int(np.argmax(sums[start:end])) for start, end in zip(starts, ends, strict=True)])
+    return np.array(
+        [start + int(np.argmax(sums[start:end])) for start, end in zip(starts, ends, strict=True)]
+    )
 
 
 def tune(

@@ -27,21 +27,28 @@ def run(argv: list[str]) -> int:
     """Return exit code 0 when the output is written."""
     parser = arguments.parser(
         "rerank",
-        "Writes for each source line the candidate with the highest weighted sum of scores: the score in the n-best list\n"
-        "(nbest), the number of words (words), the log-probability under each --workdir, and a number a candidate of each\n"
-        "--scores file, such as an output of `score`. With --reference the weights are chosen by sacreBLEU, and printed.",
-        epilog="Examples:\n"
-        "  python -m t2t_flax translate --workdir=runs/toy --input=valid.en --n-best=8 --scores --output=valid.nbest \\\n"
-        "      --config.decode.beam_size=8\n"
-        "  python -m t2t_flax rerank --candidates=valid.nbest --source=valid.en --workdir=runs/r2l --reference=valid.de \\\n"
-        "      --output=valid.reranked\n"
-        "  python -m t2t_flax rerank --candidates=test.nbest --source=test.en --workdir=runs/r2l --output=test.reranked \\\n"
-        "      --weights=nbest=1,words=0.02,r2l=0.3      as printed\n\n"
-        "A run with data.task = right_to_left scores candidates from right to left.",
+        "Writes for each source line the candidate with the highest weighted sum of scores: the"
+        " score in the n-best list\n(nbest), the number of words (words), the log-probability under"
+        " each --workdir, and a number a candidate of each\n--scores file, such as an output of"
+        " `score`. With --reference the weights are chosen by sacreBLEU, and printed.",
+        epilog=(
+            "Examples:\n  python -m t2t_flax translate --workdir=runs/toy --input=valid.en"
+            " --n-best=8 --scores --output=valid.nbest \\\n      --config.decode.beam_size=8\n "
+            " python -m t2t_flax rerank --candidates=valid.nbest --source=valid.en"
+            " --workdir=runs/r2l --reference=valid.de \\\n      --output=valid.reranked\n  python"
+            " -m t2t_flax rerank --candidates=test.nbest --source=test.en --workdir=runs/r2l"
+            " --output=test.reranked \\\n      --weights=nbest=1,words=0.02,r2l=0.3      as"
+            " printed\n\nA run with data.task = right_to_left scores candidates from right to left."
+        ),
     )
-    parser.add_argument("--candidates", required=True, metavar="FILE", help="n-best lists, or a flat file")
     parser.add_argument(
-        "--num-candidates", type=arguments.count(1), metavar="N", help="of a flat file: candidates of each source"
+        "--candidates", required=True, metavar="FILE", help="n-best lists, or a flat file"
+    )
+    parser.add_argument(
+        "--num-candidates",
+        type=arguments.count(1),
+        metavar="N",
+        help="of a flat file: candidates of each source",
     )
     parser.add_argument(
         "--workdir", action="append", default=[], metavar="DIR",
@@ -53,12 +60,22 @@ def run(argv: list[str]) -> int:
         "--scores", action="append", default=[], metavar="FILE",
         help="a number a candidate, in the first column; may be given several times",
     )  # fmt: skip
-    parser.add_argument("--weights", metavar="NAME=W,...", help="of the scores; those without one are left out")
-    parser.add_argument("--reference", metavar="FILE", help="human translations of a validation set, for the weights")
-    parser.add_argument("--output", required=True, metavar="FILE", help="file that gets a translation a line")
+    parser.add_argument(
+        "--weights", metavar="NAME=W,...", help="of the scores; those without one are left out"
+    )
+    parser.add_argument(
+        "--reference",
+        metavar="FILE",
+        help="human translations of a validation set, for the weights",
+    )
+    parser.add_argument(
+        "--output", required=True, metavar="FILE", help="file that gets a translation a line"
+    )
     args, overrides = arguments.parse(parser, argv)
     if (args.weights is None) == (args.reference is None):
-        raise UserError("give either --weights, or --reference of a validation set, by which they are chosen.")
+        raise UserError(
+            "give either --weights, or --reference of a validation set, by which they are chosen."
+        )
     if args.workdir and not args.source:
         raise UserError("--workdir needs the source lines: --source=FILE.")
     if not args.workdir and (flags := ", ".join(arguments.given_flags(args))):
@@ -69,37 +86,55 @@ def run(argv: list[str]) -> int:
         raise UserError(f"{args.candidates} is empty.")
     candidates = [candidate for group in groups for candidate in group]
     starts = np.cumsum([0, *map(len, groups[:-1])]).tolist()
-    names = [*_OWN, *_unique([os.path.basename(os.path.abspath(name)) for name in [*args.workdir, *args.scores]])]
+    names = [
+        *_OWN,
+        *_unique(
+            [os.path.basename(os.path.abspath(name)) for name in [*args.workdir, *args.scores]]
+        ),
+    ]
     wanted = _parse(args.weights, names) if args.weights else dict.fromkeys(names, 1.0)
     left_out = ""
-    if missing := sum(candidate.score is None for candidate in candidates):  # a flat file has no scores
+    if missing := sum(
+        candidate.score is None for candidate in candidates
+    ):  # a flat file has no scores
         if args.weights and "nbest" in wanted:
-            raise UserError(f"--weights has nbest, and not all lines of {args.candidates} have a score.")
+            raise UserError(
+                f"--weights has nbest, and not all lines of {args.candidates} have a score."
+            )
         wanted.pop("nbest", None)
         if missing < len(candidates):
             left_out = (
-                f"\nnbest is left out: {missing} of the {len(candidates)} lines of {args.candidates} have no score"
+                f"\nnbest is left out: {missing} of the {len(candidates)} lines of"
+                f" {args.candidates} have no score"
             )
     references = list(iterate_lines(args.reference)) if args.reference else []
     if args.reference and len(references) != len(starts):
         raise UserError(
-            f"{args.reference} has {len(references)} lines, and there are candidates of {len(starts)} sources."
+            f"{args.reference} has {len(references)} lines, and there are candidates of"
+            f" {len(starts)} sources."
         )
     columns = dict(_columns(args, overrides, names, groups, list(wanted)))
     features = np.array([columns[name] for name in wanted]).T
     weights, text = np.array(list(wanted.values())), ""
     if args.reference:
         config = _scoring_config(args, overrides)
-        weights, text = _tuned(args.reference, references, config, list(wanted), features, starts, candidates)
+        weights, text = _tuned(
+            args.reference, references, config, list(wanted), features, starts, candidates
+        )
     chosen = choose(features, starts, weights)
     with open_output(args.output) as write:
         write("".join(candidates[i].text + "\n" for i in chosen))
     moved = int((chosen != np.array(starts)).sum())
     unscored = int((~np.isfinite(features).all(1)).sum())
     text += (
-        f"\n{unscored} candidates have no score under some model, and were not chosen beside others" if unscored else ""
+        f"\n{unscored} candidates have no score under some model, and were not chosen beside others"
+        if unscored
+        else ""
     )
-    print(f"{args.output}: {len(chosen)} lines, {moved} of them not the first candidate{text}{left_out}")
+    print(
+        f"{args.output}: {len(chosen)} lines, {moved} of them not the first"
+        f" candidate{text}{left_out}"
+    )
     return OK
 
 
@@ -125,7 +160,8 @@ def _parse(text: str, names: Sequence[str]) -> dict[str, float]:
             weights[name] = math.nan
         if name not in names or not math.isfinite(weights[name]):
             raise UserError(
-                f"--weights={text}: expected NAME=NUMBER of some of {', '.join(names)}, separated by commas."
+                f"--weights={text}: expected NAME=NUMBER of some of {', '.join(names)}, separated"
+                " by commas."
             )
     return weights
 
@@ -145,18 +181,35 @@ def _columns(
     others = names[len(_OWN) :]
     sources = list(iterate_lines(args.source)) if args.source else []
     if args.workdir and len(sources) != len(groups):
-        raise UserError(f"{args.source} has {len(sources)} lines, and there are candidates of {len(groups)} sources.")
-    pairs = [(line, candidate.text) for line, group in zip(sources, groups, strict=False) for candidate in group]
+        raise UserError(
+            f"{args.source} has {len(sources)} lines, and there are candidates of {len(groups)}"
+            " sources."
+        )
+    pairs = [
+        (line, candidate.text)
+        for line, group in zip(sources, groups, strict=False)
+        for candidate in group
+    ]
     for file, name in zip(args.scores, others[len(args.workdir) :], strict=True):
         if name in wanted:
             yield name, _numbers(file, len(candidates))
     for number, (workdir, name) in enumerate(zip(args.workdir, others, strict=False)):
         if name in wanted:
-            yield name, _log_probs(workdir, overrides, arguments.given_flags(args), pairs, first=number == 0)
+            yield (
+                name,
+                _log_probs(
+                    workdir, overrides, arguments.given_flags(args), pairs, first=number == 0
+                ),
+            )
 
 
 def _log_probs(
-    workdir: str, overrides: dict[str, str], flags: dict[str, str], pairs: list[tuple[str, str]], *, first: bool
+    workdir: str,
+    overrides: dict[str, str],
+    flags: dict[str, str],
+    pairs: list[tuple[str, str]],
+    *,
+    first: bool,
 ) -> list[float]:
     """Return log-probabilities; nan for a pair that has no score.
 
@@ -243,5 +296,15 @@ def _tuned(
     weights, best = tune(features, starts, metric.values, metric.score)
     first = metric.score(metric.values[list(starts)].sum(0))
     shown = ",".join(f"{score}={weight:.4g}" for score, weight in zip(names, weights, strict=True))
-    missing = f" ({(~scored).sum()} lines have no reference and are not scored)" if not scored.all() else ""
-    return weights, f"\nsacreBLEU {first:.2f} of the first candidates, {best:.2f} with --weights={shown}{missing}"
+    missing = (
+        f" ({(~scored).sum()} lines have no reference and are not scored)"
+        if not scored.all()
+        else ""
+    )
+    return (
+        weights,
+        (
+            f"\nsacreBLEU {first:.2f} of the first candidates, {best:.2f} with"
+            f" --weights={shown}{missing}"
+        ),
+    )

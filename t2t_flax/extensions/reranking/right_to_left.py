@@ -5,7 +5,13 @@ from t2t_flax.errors import UserError
 from t2t_flax.registry import GROUPS
 from t2t_flax.tasks.translation import Translation
 
-_IN_ORDER = ("filters.copies", "filters.scorer", "constraints.lines", "constraints.glossary", "constraints.avoid")
+_IN_ORDER = (
+    "filters.copies",
+    "filters.scorer",
+    "constraints.lines",
+    "constraints.glossary",
+    "constraints.avoid",
+)
 """Keys whose extensions read targets in the order of their words."""
 
 
@@ -40,14 +46,14 @@ class RightToLeft(Translation):
         super().validate_config()
         if self.config.data.on_too_long == "truncate":
             raise UserError(
-                "config.data.on_too_long = 'truncate' would leave the first words of a source and the last ones of its target: "
-                "use 'drop' with config.data.task = right_to_left."
+                "config.data.on_too_long = 'truncate' would leave the first words of a source and"
+                " the last ones of its target: use 'drop' with config.data.task = right_to_left."
             )
         for name in _IN_ORDER:
             if name.partition(".")[0] in GROUPS and (value := self.config.value(name)):
                 raise UserError(
-                    f"config.{name} = {value!r} is for targets in the order of their words: use config.data.task = "
-                    "translation, not right_to_left."
+                    f"config.{name} = {value!r} is for targets in the order of their words: use"
+                    " config.data.task = translation, not right_to_left."
                 )
 
     def open_source(self, spec: str, *, key: str) -> Source:

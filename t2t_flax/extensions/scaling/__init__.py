@@ -8,7 +8,8 @@ from t2t_flax.registry import COMMANDS, Command
 COMMANDS.add(
     "fit_scaling",
     Command(
-        "t2t_flax.extensions.scaling.fit_command", "fit a law of the loss in sizes or data to runs, with intervals"
+        "t2t_flax.extensions.scaling.fit_command",
+        "fit a law of the loss in sizes or data to runs, with intervals",
     ),
 )
 COMMANDS.add(

@@ -26,28 +26,56 @@ def run(argv: list[str]) -> int:
     """
     parser = arguments.parser(
         "branch",
-        "Trains branches of a run from one of its checkpoints on, with multiples of its batch size, each over the same tokens\n"
-        "and with the learning rate times the root of the multiple. The largest batch whose validation loss at the end is\n"
-        "within --tolerance of the smallest one's is the critical batch size at that update; beside it stands the gradient\n"
-        "noise scale.",
-        epilog="Rerun the same command to continue after a kill.\n\n"
-        "  python -m t2t_flax branch --workdir=runs/toy --step=600 --tokens=200000 --output=runs/toy-branches",
+        "Trains branches of a run from one of its checkpoints on, with multiples of its batch size,"
+        " each over the same tokens\nand with the learning rate times the root of the multiple. The"
+        " largest batch whose validation loss at the end is\nwithin --tolerance of the smallest"
+        " one's is the critical batch size at that update; beside it stands the gradient\nnoise"
+        " scale.",
+        epilog=(
+            "Rerun the same command to continue after a kill.\n\n  python -m t2t_flax branch"
+            " --workdir=runs/toy --step=600 --tokens=200000 --output=runs/toy-branches"
+        ),
     )
     arguments.add_workdir(parser, "folder of the run")
-    parser.add_argument("--step", type=arguments.count(1), required=True, metavar="N", help="checkpoint to start from")
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder of the branches, each of them a workdir")
+    parser.add_argument(
+        "--step",
+        type=arguments.count(1),
+        required=True,
+        metavar="N",
+        help="checkpoint to start from",
+    )
+    parser.add_argument(
+        "--output",
+        required=True,
+        metavar="DIR",
+        help="folder of the branches, each of them a workdir",
+    )
     tokens = "tokens that each branch is trained on, counted as data.batch_tokens"
-    parser.add_argument("--tokens", type=arguments.count(1), required=True, metavar="N", help=tokens)
-    parser.add_argument("--factors", default="0.5,1,2,4,8", metavar="K,K", help="of the batch size (0.5,1,2,4,8)")
-    parser.add_argument("--seeds", type=arguments.count(1), default=1, metavar="N", help="branches of each size (1)")
-    tolerance = "nats per token by which the loss of the critical batch size may be above that of the smallest (0.01)"
+    parser.add_argument(
+        "--tokens", type=arguments.count(1), required=True, metavar="N", help=tokens
+    )
+    parser.add_argument(
+        "--factors", default="0.5,1,2,4,8", metavar="K,K", help="of the batch size (0.5,1,2,4,8)"
+    )
+    parser.add_argument(
+        "--seeds", type=arguments.count(1), default=1, metavar="N", help="branches of each size (1)"
+    )
+    tolerance = (
+        "nats per token by which the loss of the critical batch size may be above that of the"
+        " smallest (0.01)"
+    )
     parser.add_argument("--tolerance", type=float, default=0.01, metavar="X", help=tolerance)
     noise = "batches of the smallest size for the noise scale (64); 0 = leave it out"
-    parser.add_argument("--noise-batches", type=arguments.count(), default=64, metavar="N", help=noise)
+    parser.add_argument(
+        "--noise-batches", type=arguments.count(), default=64, metavar="N", help=noise
+    )
     args, overrides = arguments.parse(parser, argv)
     factors = _factors(args.factors)
     if 0 < args.noise_batches < 16:
-        raise UserError(f"--noise-batches={args.noise_batches}: give 16 or more, or 0 to leave the noise scale out.")
+        raise UserError(
+            f"--noise-batches={args.noise_batches}: give 16 or more, or 0 to leave the noise scale"
+            " out."
+        )
     if args.noise_batches:
         require("scipy", "scaling", "--noise-batches")
     from t2t_flax import api
@@ -63,7 +91,9 @@ def run(argv: list[str]) -> int:
     stored = read_config(workdir, overrides)
     check_lost(from_elsewhere(workdir_lib.read_model_config(workdir) or stored, overrides)[1])
     lib.check_run(workdir, stored, args.step)
-    prepare_process(stored_config(workdir, {k: v for k, v in overrides.items() if k.startswith("mesh.")}))
+    prepare_process(
+        stored_config(workdir, {k: v for k, v in overrides.items() if k.startswith("mesh.")})
+    )
     cache = str(workdir / "data")
     branches = lib.plan(stored, args.step, factors, args.tokens, args.seeds, overrides, cache)
     lib.claim(output, workdir, args.step, args.tokens)
@@ -80,10 +110,16 @@ def run(argv: list[str]) -> int:
                     return STOPPED
         except NonFiniteUpdate as error:
             print(f"{folder} has diverged, its loss is NaN: {error}", flush=True)
-    losses = {factor: [lib.final_loss(output / b.name) for b in branches if b.factor == factor] for factor in factors}
+    losses = {
+        factor: [lib.final_loss(output / b.name) for b in branches if b.factor == factor]
+        for factor in factors
+    }
     partly = any(PARAMETERS.of(stored))
     if args.noise_batches and partly:
-        print("The gradient noise scale is left out: it is that of all parameters, and this run trains some of them.")
+        print(
+            "The gradient noise scale is left out: it is that of all parameters, and this run"
+            " trains some of them."
+        )
     scale = None
     if args.noise_batches and not partly:
         scale = _noise(args, output, workdir, min(branches, key=lambda branch: branch.factor))
@@ -113,7 +149,10 @@ def _factors(text: str) -> list[Fraction]:
     except (ValueError, ZeroDivisionError):
         factors = []
     if len(factors) < 2 or factors[0] <= 0:
-        raise UserError(f"--factors={text}: expected two numbers above 0 or more, separated by commas, as 0.5,1,2,4.")
+        raise UserError(
+            f"--factors={text}: expected two numbers above 0 or more, separated by commas, as"
+            " 0.5,1,2,4."
+        )
     return factors
 
 
@@ -137,32 +176,47 @@ def _noise(args: argparse.Namespace, output: epath.Path, workdir: epath.Path, sm
 
 
 def _table(
-    stored: Config, args: argparse.Namespace, losses: Mapping[Fraction, Sequence[float]], noise: Interval | None
+    stored: Config,
+    args: argparse.Namespace,
+    losses: Mapping[Fraction, Sequence[float]],
+    noise: Interval | None,
 ) -> str:
     from t2t_flax.extensions.scaling.branches import critical_factor
 
     batch = stored.data.batch_tokens
     means = [(factor, float(np.mean(values))) for factor, values in losses.items()]
     smallest = means[0][1]
-    lines = [f"branches of {args.workdir} after update {args.step}, {args.tokens:,} tokens each", ""]
-    lines.append(f"{'batch':>12}  {'factor':>6}  {'updates':>7}  {'loss':>8}  {'above':>8}  {'spread':>7}")
+    lines = [
+        f"branches of {args.workdir} after update {args.step}, {args.tokens:,} tokens each",
+        "",
+    ]
+    lines.append(
+        f"{'batch':>12}  {'factor':>6}  {'updates':>7}  {'loss':>8}  {'above':>8}  {'spread':>7}"
+    )
     for factor, mean in means:
         spread = f"{np.std(losses[factor], ddof=1):.4f}" if len(losses[factor]) > 1 else ""
         size, updates = round(batch * factor), round(args.tokens / (batch * factor))
         lines.append(
-            f"{size:>12,}  {float(factor):>6g}  {updates:>7,}  {mean:>8.4f}  {mean - smallest:>+8.4f}  {spread:>7}"
+            f"{size:>12,}  {float(factor):>6g}  {updates:>7,}  {mean:>8.4f} "
+            f" {mean - smallest:>+8.4f}  {spread:>7}"
         )
     critical, bounded = critical_factor(means, args.tolerance)
     least = "" if bounded else "at least "
     found = f"{least}{round(batch * critical):,} tokens (within {args.tolerance:g} of the smallest)"
     if not math.isfinite(smallest):
-        found = "unknown, as the smallest batch diverged: give a lower --config.optimizer.peak_lr and another --output"
+        found = (
+            "unknown, as the smallest batch diverged: give a lower --config.optimizer.peak_lr and"
+            " another --output"
+        )
     lines += ["", f"critical batch size: {found}"]
     if noise:
         shown = (
-            f"{noise.value:,.0f} [{noise.low:,.0f}, {noise.high:,.0f}]" if math.isfinite(noise.value) else "infinite"
+            f"{noise.value:,.0f} [{noise.low:,.0f}, {noise.high:,.0f}]"
+            if math.isfinite(noise.value)
+            else "infinite"
         )
         lines.append(
-            f"gradient noise scale: {shown} target tokens, of {args.noise_batches} batches of the smallest size"
+            f"gradient noise scale: {shown} target tokens, of {args.noise_batches} batches of the"
+            " smallest size"
         )
     return "\n".join(lines)

@@ -16,7 +16,14 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.config.schema import fields
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote, list_names, read_if_exists, refuse_existing
+from t2t_flax.filesystem import (
+    atomic_directory,
+    atomic_write,
+    is_remote,
+    list_names,
+    read_if_exists,
+    refuse_existing,
+)
 from t2t_flax.registry import GROUPS
 from t2t_flax.training.checkpoints import finished_steps, read_meta, write_meta
 from t2t_flax.training.optimizer import learning_rate_schedule
@@ -70,10 +77,13 @@ def plan(
     rate, batch = float(learning_rate_schedule(stored)(step)), stored.data.batch_tokens
     if tokens < 2 * batch * max(factors):
         raise UserError(
-            f"--tokens={tokens}: the largest batch has {int(batch * max(factors)):,} tokens: a branch needs two updates or more."
+            f"--tokens={tokens}: the largest batch has {int(batch * max(factors)):,} tokens: a"
+            " branch needs two updates or more."
         )
     if not rate:
-        raise UserError(f"--step={step}: the learning rate of that update is 0: name an earlier checkpoint.")
+        raise UserError(
+            f"--step={step}: the learning rate of that update is 0: name an earlier checkpoint."
+        )
     # Keys that name the test sets, or take what is in them out of the training data, which must
     # stay the same.
     reads_test = any(stored.value(key) for key in _READ_TEST if key in fields())
@@ -90,7 +100,9 @@ def plan(
                 "optimizer.peak_lr": rate * math.sqrt(factor),
                 "optimizer.warmup_steps": 1,
                 "optimizer.warmup_init": 0.0,
-                "optimizer.ema_decay": stored.optimizer.ema_decay ** float(factor),  # same decay per token
+                "optimizer.ema_decay": (
+                    stored.optimizer.ema_decay ** float(factor)
+                ),  # same decay per token
                 "train.steps": end,
                 "eval.every_steps": end,
                 "eval.every_epochs": 0,
@@ -105,7 +117,9 @@ def plan(
                 "seed.dropout": stored.seed.dropout + seed,
             }
             text = {key: str(value) for key, value in values.items()} | overrides
-            config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(stored), text))
+            config = config_lib.resolve(
+                config_lib.override(config_lib.to_config_dict(stored), text)
+            )
             branches.append(Branch(factor, seed, start, end, config))
     return branches
 
@@ -117,22 +131,31 @@ def check_run(workdir: epath.Path, stored: Config, step: int) -> None:
     whose batches grow or whose mixture changes.
     """
     if is_remote(workdir):
-        raise UserError(f"{workdir} is in an object store: copy it to a disk, from where its branches can begin.")
+        raise UserError(
+            f"{workdir} is in an object store: copy it to a disk, from where its branches can"
+            " begin."
+        )
     steps = finished_steps(workdir / "checkpoints")
     if step not in steps:
-        raise UserError(f"{workdir} has no checkpoint of update {step}; it has {', '.join(map(str, steps)) or 'none'}.")
+        raise UserError(
+            f"{workdir} has no checkpoint of update {step}; it has"
+            f" {', '.join(map(str, steps)) or 'none'}."
+        )
     if not stored.data.valid:
-        raise UserError(f"{workdir} has no validation set, by which branches are compared: config.data.valid is empty.")
+        raise UserError(
+            f"{workdir} has no validation set, by which branches are compared: config.data.valid is"
+            " empty."
+        )
     if grown := "mixtures" in GROUPS and stored.value("mixtures.batch_tokens"):
         raise UserError(
-            f"{workdir} has batches that grow, config.mixtures.batch_tokens = {grown!r}, and those of a branch have one size: "
-            "branch off a run without them."
+            f"{workdir} has batches that grow, config.mixtures.batch_tokens = {grown!r}, and those"
+            " of a branch have one size: branch off a run without them."
         )
     # The shares count updates, and a branch numbers its updates differently.
     if "mixtures" in GROUPS and ";" in (shares := stored.value("mixtures.shares")):
         raise UserError(
-            f"{workdir} has shares that change, config.mixtures.shares = {shares!r}: branch off a run with the same ones "
-            "throughout."
+            f"{workdir} has shares that change, config.mixtures.shares = {shares!r}: branch off a"
+            " run with the same ones throughout."
         )
 
 
@@ -144,7 +167,9 @@ def claim(output: epath.Path, workdir: epath.Path, step: int, tokens: int) -> No
     wanted = f"branches of {workdir.resolve()} after update {step}, {tokens} tokens each"
     found = read_if_exists(output / _FILE)
     if found not in (None, wanted):
-        raise UserError(f"--output={output} holds {found}; these are {wanted}: give another folder.")
+        raise UserError(
+            f"--output={output} holds {found}; these are {wanted}: give another folder."
+        )
     if found is None and list_names(output):
         raise UserError(f"--output={output} is not empty, and has no {_FILE}: give a new folder.")
     output.mkdir(parents=True, exist_ok=True)
@@ -184,7 +209,9 @@ def final_loss(workdir: epath.Path) -> float:
     return values[-1] if values else math.nan
 
 
-def critical_factor(losses: Sequence[tuple[Fraction, float]], tolerance: float) -> tuple[Fraction, bool]:
+def critical_factor(
+    losses: Sequence[tuple[Fraction, float]], tolerance: float
+) -> tuple[Fraction, bool]:
     """Return (critical factor, whether a larger factor follows).
 
     Without a larger one it is a lower bound. It is the largest factor up to which no loss is more

@@ -40,14 +40,17 @@ def iso_flop(points: Sequence[Point], *, draws: int, seed: int = 0) -> Optimum:
     """
     budgets: list[list[Point]] = []
     for point in sorted(points, key=lambda point: point.inputs[1]):
-        if budgets and math.isclose(budgets[-1][0].inputs[1], point.inputs[1], rel_tol=_SAME_BUDGET):
+        if budgets and math.isclose(
+            budgets[-1][0].inputs[1], point.inputs[1], rel_tol=_SAME_BUDGET
+        ):
             budgets[-1].append(point)
         else:
             budgets.append([point])
     if len(budgets) < 2 or min(map(len, budgets)) < 4:
         sizes = ", ".join(f"{len(b)} at {b[0].inputs[1]:.2e}" for b in budgets)
         raise UserError(
-            f"iso-FLOP profiles need two budgets or more with four sizes or more each; here are sizes: {sizes}."
+            "iso-FLOP profiles need two budgets or more with four sizes or more each; here are"
+            f" sizes: {sizes}."
         )
     flops = np.array([np.mean([point.inputs[1] for point in budget]) for budget in budgets])
     ordered = [point for budget in budgets for point in budget]
@@ -76,10 +79,13 @@ def iso_flop(points: Sequence[Point], *, draws: int, seed: int = 0) -> Optimum:
     found = estimate(y[None], np.zeros((1, 0)))
     if (found.start[0, 2::3] <= 0).any():
         raise UserError(
-            "the losses at one of the budgets have no lowest point between the sizes: add sizes on both sides."
+            "the losses at one of the budgets have no lowest point between the sizes: add sizes on"
+            " both sides."
         )
     fitted = found.start @ design.T
     leverages = np.einsum("np,pn->n", design, inverse)
-    (exponent,) = bootstrap(estimate, found, fitted, y - fitted[0], leverages, draws=draws, seed=seed)
+    (exponent,) = bootstrap(
+        estimate, found, fitted, y - fitted[0], leverages, draws=draws, seed=seed
+    )
     lowest = np.exp(middle - found.start[0, 1::3] / (2 * found.start[0, 2::3]))
     return Optimum(exponent, list(zip(flops.tolist(), lowest.tolist(), strict=True)))

@@ -60,7 +60,11 @@ def bootstrap(
     """
     rng = np.random.default_rng(seed)
     noise = residuals / np.sqrt(np.maximum(1 - leverages, 1e-3))
-    noise = (noise - noise.mean()) * found.spread[0] / max(float(np.sqrt(np.mean((noise - noise.mean()) ** 2))), 1e-300)
+    noise = (
+        (noise - noise.mean())
+        * found.spread[0]
+        / max(float(np.sqrt(np.mean((noise - noise.mean()) ** 2))), 1e-300)
+    )
     drawn = _drawn(rng, noise, (draws, len(noise)))
     again = estimate(fitted + drawn, np.broadcast_to(found.start, (draws, found.start.shape[-1])))
     count = found.values.shape[-1]
@@ -71,7 +75,10 @@ def bootstrap(
     ratios = (again.values - found.values - fresh) / np.maximum(of_draws, 1e-300)
     low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     value, error = found.values[0], errors[0]
-    return [Interval(*map(float, row)) for row in zip(value, value - high * error, value - low * error, strict=True)]
+    return [
+        Interval(*map(float, row))
+        for row in zip(value, value - high * error, value - low * error, strict=True)
+    ]
 
 
 def _drawn(rng: np.random.Generator, noise: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

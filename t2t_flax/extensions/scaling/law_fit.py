@@ -55,15 +55,17 @@ def fit_law(
     needed = len(law.parameters) + 1
     if len(points) < needed:
         raise UserError(
-            f"the law {law.name}, {law.formula}, has {len(law.parameters)} parameters: it needs at least {needed} points with "
-            f"different {' and '.join(law.inputs)}, and here are {len(points)}."
+            f"the law {law.name}, {law.formula}, has {len(law.parameters)} parameters: it needs at"
+            f" least {needed} points with different {' and '.join(law.inputs)}, and here are"
+            f" {len(points)}."
         )
     middle = centre(points)
     x = np.log(points / middle)
     if np.linalg.matrix_rank(x, tol=0.05) < x.shape[1]:
         raise UserError(
-            f"{' and '.join(law.inputs)} grow together in these runs, or do not vary: the law {law.name} cannot tell them "
-            "apart. Vary them independently, or fit another law (--law)."
+            f"{' and '.join(law.inputs)} grow together in these runs, or do not vary: the law"
+            f" {law.name} cannot tell them apart. Vary them independently, or fit another law"
+            " (--law)."
         )
     best = fit_from_grid(law, x, y)
     ahead = np.log(np.asarray(further, np.float64).reshape(-1, x.shape[1]) / middle)
@@ -98,4 +100,13 @@ def fit_law(
     if best.theta[0, -1] <= law.lowest(x, y) + 1e-3:
         shown[count - 1] = Interval(0.0, math.nan, math.nan)
     parameters = dict(zip(law.names, shown[:count], strict=True))
-    return LawFit(law, points, np.exp(y), middle, best.theta[0], float(best.spread[0]), parameters, shown[count:])
+    return LawFit(
+        law,
+        points,
+        np.exp(y),
+        middle,
+        best.theta[0],
+        float(best.spread[0]),
+        parameters,
+        shown[count:],
+    )

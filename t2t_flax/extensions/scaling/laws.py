@@ -67,7 +67,9 @@ class Law:
         """Return start points [S, P] of the searches for a fit to log losses y [n]."""
         middle = float(np.median(y))
         grids = [
-            [middle + value for value in values] if name.endswith("*") and name != "C*" else list(values)
+            [middle + value for value in values]
+            if name.endswith("*") and name != "C*"
+            else list(values)
             for name, values in zip(self.parameters, self.grid, strict=True)
         ]
         return np.array(list(itertools.product(*grids)))
@@ -194,7 +196,9 @@ def fit(law: Law, x: np.ndarray, y: np.ndarray, starts: np.ndarray) -> Fits:
         gradient = (j * r[..., None]).sum(-2)
         diagonal = np.einsum("mii->mi", normal)
         ridge = damping[rows, None] * diagonal + 1e-12
-        step = np.linalg.solve(normal + ridge[..., None] * np.eye(theta.shape[-1]), gradient[..., None])[..., 0]
+        step = np.linalg.solve(
+            normal + ridge[..., None] * np.eye(theta.shape[-1]), gradient[..., None]
+        )[..., 0]
         step = np.clip(step, -_LARGEST_STEP, _LARGEST_STEP)
         trial = theta[rows] + step
         trial[:, -1] = np.maximum(trial[:, -1], lowest[rows])

@@ -57,7 +57,11 @@ def noise_scale(groups: Sequence[Gradients]) -> Interval:
     parts = []
     for i, group in enumerate(groups):
         own = group.total.astype(np.float64)
-        parts.append(_scale(norm - 2 * float(total @ own) + float(own @ own), [*groups[:i], *groups[i + 1 :]]))
+        parts.append(
+            _scale(
+                norm - 2 * float(total @ own) + float(own @ own), [*groups[:i], *groups[i + 1 :]]
+            )
+        )
     if not math.isfinite(whole) or not all(map(math.isfinite, parts)) or min(parts) <= 0:
         return Interval(whole, 0.0, math.inf)
     from scipy import stats

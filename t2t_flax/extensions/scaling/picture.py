@@ -10,11 +10,19 @@ from t2t_flax.extensions.scaling.intervals import Interval
 from t2t_flax.extensions.scaling.law_fit import LawFit
 from t2t_flax.filesystem import atomic_write
 
-_STYLE = {"svg.hashsalt": "scaling", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+_STYLE = {
+    "svg.hashsalt": "scaling",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 9,
+}
 
 
 def draw(
-    found: LawFit, path: epath.PathLike, further: Sequence[tuple[float, ...]], measured: Sequence[float | None]
+    found: LawFit,
+    path: epath.PathLike,
+    further: Sequence[tuple[float, ...]],
+    measured: Sequence[float | None],
 ) -> None:
     """Plot losses over the law's first input.
 
@@ -34,12 +42,26 @@ def draw(
             grid = np.geomspace(min(ends), max(ends), 100)[:, None]
             axes.plot(grid[:, 0], found.predict(grid), lw=1.2, color="tab:blue", label="law")
         else:
-            axes.plot(found.inputs[:, 0], found.predict(found.inputs), "_", ms=10, color="tab:blue", label="law")
-        for number, (inputs, loss, truth) in enumerate(zip(further, found.losses, measured, strict=True)):
+            axes.plot(
+                found.inputs[:, 0],
+                found.predict(found.inputs),
+                "_",
+                ms=10,
+                color="tab:blue",
+                label="law",
+            )
+        for number, (inputs, loss, truth) in enumerate(
+            zip(further, found.losses, measured, strict=True)
+        ):
             _bar(axes, inputs[0], loss, "predicted" if not number else None)
             if truth is not None:
                 axes.plot(
-                    [inputs[0]], [truth], "s", ms=4, color="tab:green", label=None if number else "measured, held out"
+                    [inputs[0]],
+                    [truth],
+                    "s",
+                    ms=4,
+                    color="tab:green",
+                    label=None if number else "measured, held out",
                 )
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -50,10 +72,14 @@ def draw(
         axes.set_ylabel("validation loss (nats per token)")
         axes.legend(frameon=False, fontsize=8)
         out = io.BytesIO()
-        figure.savefig(out, format=epath.Path(path).suffix.removeprefix("."), metadata={"Date": None})
+        figure.savefig(
+            out, format=epath.Path(path).suffix.removeprefix("."), metadata={"Date": None}
+        )
     atomic_write(path, out.getvalue())
 
 
 def _bar(axes, at: float, loss: Interval, label: str | None) -> None:
     bars = [[loss.value - loss.low], [loss.high - loss.value]]
-    axes.errorbar([at], [loss.value], yerr=bars, fmt="_", color="tab:orange", capsize=3, label=label)
+    axes.errorbar(
+        [at], [loss.value], yerr=bars, fmt="_", color="tab:orange", capsize=3, label=label
+    )

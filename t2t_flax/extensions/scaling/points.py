@@ -98,14 +98,18 @@ def _read(workdir: epath.Path) -> RunPoint:
     steps = finished_steps(workdir / "checkpoints")
     if not steps:
         raise UserError(
-            f"{workdir} has no checkpoint, from which its sizes are read: restore it, or leave the run out."
+            f"{workdir} has no checkpoint, from which its sizes are read: restore it, or leave the"
+            " run out."
         )
     meta = read_meta(workdir / "checkpoints" / str(steps[-1]))
     lines = read_metrics(workdir)
-    evaluations = [line for line in lines if line["step"] and math.isfinite(line.get("valid_nll", math.nan))]
+    evaluations = [
+        line for line in lines if line["step"] and math.isfinite(line.get("valid_nll", math.nan))
+    ]
     if not evaluations:
         raise UserError(
-            f"{workdir} has no validation loss: train it with config.data.valid and config.eval.every_steps."
+            f"{workdir} has no validation loss: train it with config.data.valid and"
+            " config.eval.every_steps."
         )
     best = min(evaluations, key=lambda line: line["valid_nll"])
     source, target = best["total_source_tokens"], best["total_target_tokens"]

@@ -7,5 +7,8 @@ from t2t_flax.registry import COMMANDS, Command
 
 COMMANDS.add(
     "selftest",
-    Command("t2t_flax.extensions.selftest.command", "compare an update on these devices with float32 on the CPU"),
+    Command(
+        "t2t_flax.extensions.selftest.command",
+        "compare an update on these devices with float32 on the CPU",
+    ),
 )

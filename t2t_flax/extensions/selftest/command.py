@@ -15,8 +15,9 @@ def run(argv: list[str]) -> int:
     """Return exit code 0 where nothing is wrong, else 2."""
     parser = arguments.parser(
         "selftest",
-        "Computes the layers, gradients and update of a small model of this config on the devices, by the programs of `train`,\n"
-        "beside float32 on the CPU. Names the first tensor and device that are wrong.",
+        "Computes the layers, gradients and update of a small model of this config on the devices,"
+        " by the programs of `train`,\nbeside float32 on the CPU. Names the first tensor and device"
+        " that are wrong.",
         epilog=arguments.OVERRIDE_HELP,
     )
     arguments.add_config(parser)

@@ -61,7 +61,9 @@ class Expected:
     valid: np.ndarray | None = None
 
 
-def expected(exact: np.ndarray, rounded: np.ndarray, precision: str, *, more: float = 0.0) -> Expected:
+def expected(
+    exact: np.ndarray, rounded: np.ndarray, precision: str, *, more: float = 0.0
+) -> Expected:
     """Return the expected tensor and error.
 
     In another precision than bfloat16 the error is as many times smaller as the numbers are denser.
@@ -74,7 +76,8 @@ def expected(exact: np.ndarray, rounded: np.ndarray, precision: str, *, more: fl
     scale = _SLACK[precision] * UNIT[precision] / UNIT["bfloat16"]
     real = np.abs(exact) < 1e8  # excludes logits of vocabulary padding
     floor = (
-        (_SLACK[precision] * UNIT[precision] + more) * np.sqrt(np.mean(np.square(exact), where=real))
+        (_SLACK[precision] * UNIT[precision] + more)
+        * np.sqrt(np.mean(np.square(exact), where=real))
         if real.any()
         else 0
     )
@@ -94,7 +97,9 @@ def compare(stage: str, name: str, array: jax.Array, wanted: Expected) -> list[C
         difference = value - here
         if wanted.valid is not None:
             valid = wanted.valid[shard.index[: wanted.valid.ndim]]
-            difference = np.where(valid.reshape(valid.shape + (1,) * (difference.ndim - valid.ndim)), difference, 0)
+            difference = np.where(
+                valid.reshape(valid.shape + (1,) * (difference.ndim - valid.ndim)), difference, 0
+            )
         # A small part may have less error by luck than the whole.
         share = (here.size / max(1, wanted.value.size)) ** 0.5
         norm = NORM * max(_norm(wanted.error[shard.index]), share * all_norm) + 1e-30
@@ -111,17 +116,30 @@ def _norm(x: np.ndarray) -> float:
     return float(np.linalg.norm(x.reshape(-1).astype(np.float64)))
 
 
-def compare_number(stage: str, name: str, device: jax.Device, value: float, wanted: float, allowed: float) -> Compared:
+def compare_number(
+    stage: str, name: str, device: jax.Device, value: float, wanted: float, allowed: float
+) -> Compared:
     """Compare a scalar."""
     size = abs(wanted) + 1e-30
     ratio = float(abs(value - wanted) / (allowed + 1e-30))
-    text = f"{name} is {value:.6g}, on the CPU {wanted:.6g}, and differences up to {allowed:.2g} are explained"
+    text = (
+        f"{name} is {value:.6g}, on the CPU {wanted:.6g}, and differences up to {allowed:.2g} are"
+        " explained"
+    )
     return Compared(
-        stage, name, device, abs(value - wanted) / size, allowed / size, ratio if ratio == ratio else np.inf, text
+        stage,
+        name,
+        device,
+        abs(value - wanted) / size,
+        allowed / size,
+        ratio if ratio == ratio else np.inf,
+        text,
     )
 
 
-def compare_bits(arrays: Mapping[str, jax.Array], wanted: Mapping[str, np.ndarray]) -> list[Compared]:
+def compare_bits(
+    arrays: Mapping[str, jax.Array], wanted: Mapping[str, np.ndarray]
+) -> list[Compared]:
     """Compare each device's part of the arrays with the values that were put there.
 
     Only devices of this process count.
@@ -133,12 +151,20 @@ def compare_bits(arrays: Mapping[str, jax.Array], wanted: Mapping[str, np.ndarra
             here = np.asarray(wanted[name])[shard.index]
             if not (count := _different(parts[shard.device], here)):
                 continue
-            other = next((d for d, part in parts.items() if d != shard.device and not _different(part, here)), None)
+            other = next(
+                (
+                    d
+                    for d, part in parts.items()
+                    if d != shard.device and not _different(part, here)
+                ),
+                None,
+            )
             if other is not None:
                 text = _copies(name, shard, other, parts[shard.device], here)
             else:
                 text = (
-                    f"{_place(shard, name, array)} differs from what was put there at {count:,} of {here.size:,} values"
+                    f"{_place(shard, name, array)} differs from what was put there at {count:,} of"
+                    f" {here.size:,} values"
                 )
                 swapped = _owner(array, parts[shard.device], np.asarray(wanted[name]))
                 text += f": it is the shard of {device_name(swapped)}" if swapped else ""
@@ -158,18 +184,30 @@ def compare_copies(arrays: Mapping[str, jax.Array], group: ProcessGroup) -> list
             key, value = str(shard.index), np.asarray(shard.data)
             if key not in first:
                 first[key] = shard.device, value
-                sums[f"{name} {key}"] = [zlib.crc32(np.ascontiguousarray(value).tobytes()), str(shard.device.id)]
+                sums[f"{name} {key}"] = [
+                    zlib.crc32(np.ascontiguousarray(value).tobytes()),
+                    str(shard.device.id),
+                ]
             elif _different(value, first[key][1]):
                 found.append(
-                    _wrong("copies", name, shard.device, _copies(name, shard, first[key][0], value, first[key][1]))
+                    _wrong(
+                        "copies",
+                        name,
+                        shard.device,
+                        _copies(name, shard, first[key][0], value, first[key][1]),
+                    )
                 )
     if group.count > 1:
         found += _between_processes(arrays, sums, group)
     return found
 
 
-def _between_processes(arrays: Mapping[str, jax.Array], sums: dict, group: ProcessGroup) -> list[Compared]:
-    everywhere = [json.loads(text) for text in group.all_gather("self-test: copies", json.dumps(sums))]
+def _between_processes(
+    arrays: Mapping[str, jax.Array], sums: dict, group: ProcessGroup
+) -> list[Compared]:
+    everywhere = [
+        json.loads(text) for text in group.all_gather("self-test: copies", json.dumps(sums))
+    ]
     found = []
     for part, (checksum, device) in sums.items():
         for index, others in enumerate(everywhere[: group.index]):
@@ -177,7 +215,10 @@ def _between_processes(arrays: Mapping[str, jax.Array], sums: dict, group: Proce
                 name = part.partition(" ")[0]
                 devices: Any = arrays[name].sharding.device_set
                 here = next(d for d in devices if str(d.id) == device)
-                text = f"device {device}'s copy of {name} differs from that of device {others[part][1]} of {group.name_of(index)}"
+                text = (
+                    f"device {device}'s copy of {name} differs from that of device"
+                    f" {others[part][1]} of {group.name_of(index)}"
+                )
                 found.append(_wrong("copies", name, here, text))
                 break
     return found
@@ -197,14 +238,18 @@ def _different(x: np.ndarray, y: np.ndarray) -> int:
 
 def _copies(name: str, shard: Any, other: jax.Device, value: np.ndarray, right: np.ndarray) -> str:
     differing = f"{_different(value, right):,} of {value.size:,} values"
-    return f"{device_name(shard.device)}'s copy of {name} differs from {device_name(other)}'s at {differing}"
+    return (
+        f"{device_name(shard.device)}'s copy of {name} differs from {device_name(other)}'s at"
+        f" {differing}"
+    )
 
 
 def _place(shard: Any, name: str, array: jax.Array) -> str:
     if array.is_fully_replicated:
         return f"{device_name(shard.device)}'s copy of {name}"
     spans = ", ".join(
-        "{}:{}".format(*index.indices(size)[:2]) for index, size in zip(shard.index, array.shape, strict=True)
+        "{}:{}".format(*index.indices(size)[:2])
+        for index, size in zip(shard.index, array.shape, strict=True)
     )
     return f"{device_name(shard.device)}'s shard [{spans}] of {name}"
 

@@ -46,7 +46,9 @@ class DeviceRun:
 
     def __init__(self, probe: Probe):
         self.probe, self.config, self.mesh = probe, probe.config, probe.mesh
-        self.model = make_model(self.config, *probe.vocab, platform=self.mesh.devices.flat[0].platform)
+        self.model = make_model(
+            self.config, *probe.vocab, platform=self.mesh.devices.flat[0].platform
+        )
         self.parameters = parameters_of(self.config)
         self._tx = recording(make_optimizer(self.config, self.parameters))
         parts = self.config, self.model, self._tx, self.mesh
@@ -64,13 +66,17 @@ class DeviceRun:
     def batch(self) -> dict[str, jax.Array]:
         """Return the batch [A, B, L] on the devices."""
         rows = lambda first, last: {name: x[:, first:last] for name, x in self.probe.arrays.items()}  # noqa: E731
-        return mesh_lib.to_global(rows, self.probe.size, mesh_lib.named(self.mesh, mesh_lib.MICRO_ROWS))
+        return mesh_lib.to_global(
+            rows, self.probe.size, mesh_lib.named(self.mesh, mesh_lib.MICRO_ROWS)
+        )
 
     def compile(self) -> Programs:
         """Compile the programs; the train step is compiled as for a training."""
         rows = mesh_lib.named(self.mesh, mesh_lib.MICRO_ROWS)
         struct = batch_struct(self.probe.size, rows)
-        step = make_train_step(self.config, self.model, self._tx, self.mesh, self.shardings, self.parameters)
+        step = make_train_step(
+            self.config, self.model, self._tx, self.mesh, self.shardings, self.parameters
+        )
         layers = jax.jit(self._layers, in_shardings=(self.shardings.params, rows))
         options = compiler_options(self.config)
         with mesh_lib.use(self.mesh):

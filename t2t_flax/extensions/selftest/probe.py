@@ -55,7 +55,9 @@ class Probe:
         return micro, rows, length
 
 
-def make_probe(config: Config, mesh: jax.sharding.Mesh, vocab: tuple[int, int], shape: Shape) -> Probe:
+def make_probe(
+    config: Config, mesh: jax.sharding.Mesh, vocab: tuple[int, int], shape: Shape
+) -> Probe:
     """Return the probe of a run.
 
     The run has this config, these vocabulary sizes and this batch shape.
@@ -78,7 +80,9 @@ def _small(config: Config, mesh: jax.sharding.Mesh, vocab: tuple[int, int]) -> C
     changes gradients by more than the precision explains.
     """
     m = config.model
-    smooth = config.with_values({"model.activation": "swish" if m.activation == "relu" else m.activation})
+    smooth = config.with_values(
+        {"model.activation": "swish" if m.activation == "relu" else m.activation}
+    )
     layers = {
         "model.num_encoder_layers": min(m.num_encoder_layers, _LAYERS),
         "model.num_decoder_layers": min(m.num_decoder_layers, _LAYERS),
@@ -92,7 +96,9 @@ def _small(config: Config, mesh: jax.sharding.Mesh, vocab: tuple[int, int]) -> C
     return small
 
 
-def _batch(size: tuple[int, int, int], real: int, vocab: tuple[int, int], pairs: int) -> dict[str, np.ndarray]:
+def _batch(
+    size: tuple[int, int, int], real: int, vocab: tuple[int, int], pairs: int
+) -> dict[str, np.ndarray]:
     """Return rows of some pairs.
 
     Pairs begin at other places in the source than in the target; every third row ends in padding,
@@ -126,7 +132,9 @@ def draw_parameters(structs: Any) -> Any:
         names = path_names(path)
         rng = np.random.default_rng(zlib.crc32("/".join(names).encode()))
         x = 2 * rng.random(struct.shape, np.float32) - 1
-        return (np.float32(names[-1] == "scale") + x * np.float32(_limit(names, struct.shape))).astype(struct.dtype)
+        return (
+            np.float32(names[-1] == "scale") + x * np.float32(_limit(names, struct.shape))
+        ).astype(struct.dtype)
 
     return jax.tree_util.tree_map_with_path(draw, structs)
 

@@ -7,7 +7,9 @@ import math
 import re
 from typing import NamedTuple
 
-_ASKED_PRODUCT = re.compile(r"stablehlo\.dot_general .*?: \(tensor<(?:\d+x)*(\w+)>, tensor<(?:\d+x)*(\w+)>\)")
+_ASKED_PRODUCT = re.compile(
+    r"stablehlo\.dot_general .*?: \(tensor<(?:\d+x)*(\w+)>, tensor<(?:\d+x)*(\w+)>\)"
+)
 _TARGET = re.compile(r'custom_call(?:_target="|\s*@)([\w$.\-]+)')
 _KERNELS = re.compile(r"fmha|tpu_custom_call|mosaic|triton", re.IGNORECASE)
 _DIVIDED = "CustomSPMDPartitioning"
@@ -59,10 +61,14 @@ def check_programs(
     asked = [pair for pair in _ASKED_PRODUCT.findall(lowered)]
     narrow = sum("bf16" in pair for pair in asked)
     if not bfloat16 and narrow:
-        faults.append(f"{narrow} of {len(asked)} matrix products are in bfloat16, where float32 was asked for")
+        faults.append(
+            f"{narrow} of {len(asked)} matrix products are in bfloat16, where float32 was asked for"
+        )
     in_model = len(asked) - in_optimizer
     if bfloat16 and 2 * narrow < in_model:
-        faults.append(f"only {narrow} of {in_model} matrix products are in bfloat16, which was asked for")
+        faults.append(
+            f"only {narrow} of {in_model} matrix products are in bfloat16, which was asked for"
+        )
     made = _products(compiled)
     # TPUs multiply wider numbers in several passes of bfloat16.
     if (
@@ -70,7 +76,10 @@ def check_programs(
         and platform != "tpu"
         and (wrong := sum(any(t in _NARROW for t in types) for types in made))
     ):
-        faults.append(f"the compiler has made {wrong} products in 16 bits or less, where float32 was asked for")
+        faults.append(
+            f"the compiler has made {wrong} products in 16 bits or less, where float32 was"
+            " asked for"
+        )
     if bfloat16 and platform != "cpu" and made and not any("bf16" in types for types in made):
         faults.append("the compiler has left no product in bfloat16, which was asked for")
     wanted, there = (set(_TARGET.findall(text)) for text in (lowered, compiled))
@@ -80,21 +89,32 @@ def check_programs(
         wanted = {name for name in there if _KERNELS.search(name)} or {kernel}
     if lost := wanted - there:
         faults.append(
-            f"the kernel {', '.join(sorted(lost))} of attention was asked for and is not in the compiled program"
+            f"the kernel {', '.join(sorted(lost))} of attention was asked for and is not in the"
+            " compiled program"
         )
     reductions = _elements(compiled, _REDUCTIONS)
     if shards > 1 and only_data and sum(reductions) < exchanged:
         faults.append(
-            f"its exchanges sum {sum(reductions):,} numbers of the {shards} shards of a batch, of {exchanged:,} that the "
-            "gradients have: some gradients are not summed over the devices"
+            f"its exchanges sum {sum(reductions):,} numbers of the {shards} shards of a batch, of"
+            f" {exchanged:,} that the gradients have: some gradients are not summed over the"
+            " devices"
         )
     if shards > 1 and not only_data and not _elements(compiled, _EXCHANGES):
         faults.append(
-            f"nothing is exchanged between the {shards} shards of a batch: no gradient is summed over the devices"
+            f"nothing is exchanged between the {shards} shards of a batch: no gradient is summed"
+            " over the devices"
         )
-    kind = f"{narrow} of {in_model} products in bfloat16" if bfloat16 else f"{len(asked)} products in float32"
+    kind = (
+        f"{narrow} of {in_model} products in bfloat16"
+        if bfloat16
+        else f"{len(asked)} products in float32"
+    )
     kernels = (
-        f", attention by {', '.join(sorted(wanted))}" if wanted else "" if kernel == "einsum" else f", no {kernel}"
+        f", attention by {', '.join(sorted(wanted))}"
+        if wanted
+        else ""
+        if kernel == "einsum"
+        else f", no {kernel}"
     )
     exchange = f", {len(reductions)} exchanges of {sum(reductions):,} numbers" if shards > 1 else ""
     return Checked(faults, kind + kernels + exchange)
@@ -112,7 +132,11 @@ def _products(compiled: str) -> list[set[str]]:
     for name, result, op, rest in _instructions(compiled):
         if first := _ARRAY.search(result):
             types[name] = first[1]
-        if op in ("dot", "convolution") or op == "custom-call" and re.search(r'target="[^"]*(gemm|matmul)', rest):
+        if (
+            op in ("dot", "convolution")
+            or op == "custom-call"
+            and re.search(r'target="[^"]*(gemm|matmul)', rest)
+        ):
             operands = rest.partition(")")[0]
             products.append({types[n] for n in _NAME.findall(operands) if n in types})
     return products
@@ -123,5 +147,10 @@ def _elements(compiled: str, ops: tuple[str, ...]) -> list[int]:
     found = []
     for _, result, op, _ in _instructions(compiled):
         if op in ops:
-            found.append(sum(math.prod(int(n) for n in sizes.split(",") if n) for _, sizes in _ARRAY.findall(result)))
+            found.append(
+                sum(
+                    math.prod(int(n) for n in sizes.split(",") if n)
+                    for _, sizes in _ARRAY.findall(result)
+                )
+            )
     return found

@@ -37,11 +37,14 @@ def cpu_device() -> jax.Device:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         raise UserError(
-            "the self-test compares with the CPU, which JAX_PLATFORMS leaves out: add cpu to it, as in JAX_PLATFORMS=cuda,cpu."
+            "the self-test compares with the CPU, which JAX_PLATFORMS leaves out: add cpu to it, as"
+            " in JAX_PLATFORMS=cuda,cpu."
         ) from None
 
 
-def activations(model: Transformer, params: Any, rows: Mapping[str, jax.Array], noise: Noise) -> dict[str, jax.Array]:
+def activations(
+    model: Transformer, params: Any, rows: Mapping[str, jax.Array], noise: Noise
+) -> dict[str, jax.Array]:
     """Return outputs [B, L, ...] of the model's modules by name.
 
     They are in the order in which they are computed, the logits last.
@@ -52,9 +55,16 @@ def activations(model: Transformer, params: Any, rows: Mapping[str, jax.Array], 
     def keep(call, args, kwargs, context):
         out = call(*args, **kwargs)
         module, method = context.module, context.method_name
-        traced = isinstance(out, jax.Array) and jnp.issubdtype(out.dtype, jnp.floating) and out.ndim > 2
+        traced = (
+            isinstance(out, jax.Array) and jnp.issubdtype(out.dtype, jnp.floating) and out.ndim > 2
+        )
         weights = module.name in ("score", "position_bias", "weight_dropout")  # [B, heads, L, L]
-        if traced and not weights and method in ("__call__", "attend", "logits") and out.shape[:2] == batch_length:
+        if (
+            traced
+            and not weights
+            and method in ("__call__", "attend", "logits")
+            and out.shape[:2] == batch_length
+        ):
             name = ".".join([*module.path, *([] if method == "__call__" else [method])])
             calls = sum(known.partition(" (")[0] == name for known in found)
             found[f"{name} (call {calls + 1})" if calls else name] = out
@@ -106,7 +116,9 @@ class Reference:
         params = draw_parameters(abstract.params)
         trained, _ = self.parameters.split(params)
         opt_state = jax.device_get(self.tx.init(trained))
-        return TrainState(np.int32(0), params, opt_state, params if self.config.optimizer.averages else None)  # type: ignore[arg-type]
+        return TrainState(
+            np.int32(0), params, opt_state, params if self.config.optimizer.averages else None
+        )  # type: ignore[arg-type]
 
     def _model(self, precision: str) -> Transformer:
         return make_model(self.config, *self.probe.vocab, platform="cpu", precision=precision)
@@ -123,10 +135,17 @@ class Reference:
             (loss, others), grads = _gradient(config, model, self.parameters)(params, rows, numbers)
             noise = Noise(noise_key(config.seed.dropout, 0), numbers[:first])
             seen = activations(
-                model, self.parameters.merge(params), {name: x[:first] for name, x in rows.items()}, noise
+                model,
+                self.parameters.merge(params),
+                {name: x[:first] for name, x in rows.items()},
+                noise,
             )
             order.extend(seen)
-            return {name: x.astype(jnp.float32) for name, x in seen.items()}, {"loss": loss} | others, grads
+            return (
+                {name: x.astype(jnp.float32) for name, x in seen.items()},
+                {"loss": loss} | others,
+                grads,
+            )
 
         seen, sums, grads = jax.device_get(all_at_once(params, rows, numbers))
         tokens = float(sums["tokens"])
@@ -143,7 +162,9 @@ class Reference:
         share of `relative_noise`.
         """
         rng = np.random.default_rng(1)
-        noisy = lambda g: g * (1 + np.float32(relative_noise) * (2 * rng.random(g.shape, np.float32) - 1))  # noqa: E731
+        noisy = lambda g: (
+            g * (1 + np.float32(relative_noise) * (2 * rng.random(g.shape, np.float32) - 1))
+        )  # noqa: E731
         grads = jax.tree.map(noisy, grads) if relative_noise else grads
         return jax.device_get(self._update(*self._on_cpu((grads, self.state))))
 
@@ -169,7 +190,10 @@ class Reference:
         return lowered.as_text().count("stablehlo.dot_general")
 
     def _rows(self) -> dict[str, np.ndarray]:
-        return {name: x.reshape(-1, x.shape[-1])[:, : self.probe.real] for name, x in self.probe.arrays.items()}
+        return {
+            name: x.reshape(-1, x.shape[-1])[:, : self.probe.real]
+            for name, x in self.probe.arrays.items()
+        }
 
     def _numbers(self) -> np.ndarray:
         return np.arange(self.probe.size[0] * self.probe.size[1], dtype=np.uint32)
@@ -183,8 +207,14 @@ def _plain(config: Config) -> Config:
 
     Its logits have the CPU's chunk size. Results are the same.
     """
-    plain = {"model.attention_kernel": "einsum", "train.remat": "none", "loss.logits_chunk_size": _CHUNK}
-    return config.with_values(plain | {"mesh.data": 1, "mesh.fsdp": 1, "mesh.tensor": 1, "mesh.slices": 0})
+    plain = {
+        "model.attention_kernel": "einsum",
+        "train.remat": "none",
+        "loss.logits_chunk_size": _CHUNK,
+    }
+    return config.with_values(
+        plain | {"mesh.data": 1, "mesh.fsdp": 1, "mesh.tensor": 1, "mesh.slices": 0}
+    )
 
 
 def _gradient(config: Config, model: Transformer, parameters: Parameters):

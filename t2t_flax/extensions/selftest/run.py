@@ -68,9 +68,13 @@ class Report:
                     [
                         f"do not train here: {self.faults[0]}.",
                         *(["What follows may be due to it:", *more] if more else []),
-                        "Run `python -m t2t_flax selftest` again, with the same config: on the same devices, to see whether it "
-                        "stays, and on other ones. If it moves with a device, have that device replaced; if it is everywhere, "
-                        "it is the compiler or a kernel: use another version of JAX, or model.attention_kernel=einsum.",
+                        (
+                            "Run `python -m t2t_flax selftest` again, with the same config: on the"
+                            " same devices, to see whether it stays, and on other ones. If it moves"
+                            " with a device, have that device replaced; if it is everywhere, it is"
+                            " the compiler or a kernel: use another version of JAX, or"
+                            " model.attention_kernel=einsum."
+                        ),
                     ]
                 )
             )
@@ -93,7 +97,13 @@ def run_test(
     mine = "\n".join(test.faults())
     faults = [line for text in group.all_gather("self-test", mine) for line in text.splitlines()]
     faults.sort(key=lambda line: STAGES.index(line.partition(": ")[0]))
-    return Report(test.compared, list(dict.fromkeys(faults)), test.heading(), test.lines, time.monotonic() - began)
+    return Report(
+        test.compared,
+        list(dict.fromkeys(faults)),
+        test.heading(),
+        test.lines,
+        time.monotonic() - began,
+    )
 
 
 class _Test:
@@ -110,14 +120,19 @@ class _Test:
         micro, rows, length = self.probe.size
         sizes = " ".join(f"{name}={size}" for name, size in mesh.shape.items())
         return (
-            f"self-test of {mesh.size} x {mesh.devices.flat[0].device_kind} beside float32 on the CPU: {sizes}, "
-            f"{self.precision}, {m.num_encoder_layers} + {m.num_decoder_layers} layers, {micro} x {rows} rows of {length}"
+            f"self-test of {mesh.size} x {mesh.devices.flat[0].device_kind} beside float32 on the"
+            f" CPU: {sizes}, {self.precision}, {m.num_encoder_layers} + {m.num_decoder_layers}"
+            f" layers, {micro} x {rows} rows of {length}"
         )
 
     def run(self) -> None:
         """Run all stages."""
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:  # overlaps with compilation for the devices
-            exact, rounded = (pool.submit(self.reference.compute, name) for name in ("float32", "bfloat16"))
+        with concurrent.futures.ThreadPoolExecutor(
+            2
+        ) as pool:  # overlaps with compilation for the devices
+            exact, rounded = (
+                pool.submit(self.reference.compute, name) for name in ("float32", "bfloat16")
+            )
             state, batch = self.device.place(self.reference.state), self.device.batch()
             self._parameters(state)
             programs = self.device.compile()
@@ -135,7 +150,9 @@ class _Test:
         plain = dataclasses.replace(state, opt_state=state.opt_state.inner)
         wanted = {name: np.asarray(x) for name, x in _named(self.reference.state).items()}
         arrays = _named(plain)
-        self._add("parameters", compare_bits(arrays, wanted), len(arrays), "arrays put on the devices")
+        self._add(
+            "parameters", compare_bits(arrays, wanted), len(arrays), "arrays put on the devices"
+        )
 
     def _programs(self, lowered: str, compiled: str) -> None:
         trained, _ = self.device.parameters.split(self.device.abstract.params)
@@ -147,7 +164,9 @@ class _Test:
             platform=mesh.devices.flat[0].platform,
             kernel=self.device.model.config.attention_kernel,
             shards=self.probe.shards,
-            exchanged=sum(math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(trained)),
+            exchanged=sum(
+                math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(trained)
+            ),
             only_data=mesh.shape["fsdp"] == mesh.shape["tensor"] == 1,
             in_optimizer=self.reference.products_of_optimizer,
         )
@@ -175,9 +194,15 @@ class _Test:
         # The error of each token's loss; their mean is at most as wrong, and may be right by luck.
         rows = {name: x[0][:, : self.probe.real] for name, x in self.probe.arrays.items()}
         real = rows["target_segments"] > 0
-        losses = [_token_losses(c.activations["logits"][real], rows["target"][real]) for c in (exact, rounded)]
+        losses = [
+            _token_losses(c.activations["logits"][real], rows["target"][real])
+            for c in (exact, rounded)
+        ]
         scale = expected(np.zeros(1, np.float32), np.ones(1, np.float32), self.precision).error[0]
-        error = 8 * (float(np.abs(losses[0] - losses[1]).mean()) * scale + 64 * u * exact.sums["loss"] / tokens)
+        error = 8 * (
+            float(np.abs(losses[0] - losses[1]).mean()) * scale
+            + 64 * u * exact.sums["loss"] / tokens
+        )
         rate = float(learning_rate_schedule(self.probe.config)(jnp.asarray(1)))
         wanted = {
             "loss": (exact.sums["loss"] / tokens, error),
@@ -188,7 +213,10 @@ class _Test:
         }
         values = jax.device_get(dict(metrics))
         device = self.probe.mesh.local_devices[0]
-        found = [compare_number("loss", name, device, float(values[name]), *pair) for name, pair in wanted.items()]
+        found = [
+            compare_number("loss", name, device, float(values[name]), *pair)
+            for name, pair in wanted.items()
+        ]
         self._add("loss", found, len(found), f"numbers, loss {float(values['loss']):.4f}")
 
     def _gradients(self, grads: Any, exact: Computed, rounded: Computed) -> None:
@@ -203,7 +231,9 @@ class _Test:
             # A gradient that is 0 except for rounding has the error of the values that it is a
             # difference of.
             tiny = np.float32(1e-2 * 2.0**-8 * _relative(self.precision) * whole / math.sqrt(count))
-            found += compare("gradients", name, arrays[name], Expected(wanted.value, wanted.error + tiny))
+            found += compare(
+                "gradients", name, arrays[name], Expected(wanted.value, wanted.error + tiny)
+            )
         self._add("gradients", found, len(arrays), f"parameters, norm {whole:.4g}")
 
     def _backwards(self, arrays: Mapping[str, jax.Array], exact: Computed) -> list[str]:
@@ -222,7 +252,11 @@ class _Test:
     def _update(self, after: TrainState) -> None:
         grads = self.device.whole(after.opt_state.grads)
         noise = 2.0**-8 if self.reference.products_of_optimizer else 2.0**-20
-        before, exact, noisy = self.reference.state, self.reference.updated(grads), self.reference.updated(grads, noise)
+        before, exact, noisy = (
+            self.reference.state,
+            self.reference.updated(grads),
+            self.reference.updated(grads, noise),
+        )
         arrays = _named(dataclasses.replace(after, opt_state=after.opt_state.inner))
         old, x, y = _named(before), _named(exact), _named(noisy)
         found = []
@@ -230,11 +264,20 @@ class _Test:
             value = np.asarray(value, np.float32)
             rounding = 4 * np.float32(2.0**-24) * np.abs(value)
             moved = np.abs(value - np.asarray(old[name], np.float32))
-            error = np.abs(np.asarray(y[name], np.float32) - value) + rounding + np.float32(1e-4) * moved
+            error = (
+                np.abs(np.asarray(y[name], np.float32) - value)
+                + rounding
+                + np.float32(1e-4) * moved
+            )
             found += compare("update", name, arrays[name], Expected(value, error))
         self._add("update", found, len(x), "arrays of parameters and of the optimizer")
         copies = compare_copies(arrays, self.group)
-        self._add("copies", copies, len(arrays), f"arrays after the update, on {self.probe.mesh.size} devices")
+        self._add(
+            "copies",
+            copies,
+            len(arrays),
+            f"arrays after the update, on {self.probe.mesh.size} devices",
+        )
 
     def _add(self, stage: str, found: Sequence[Compared], count: int, what: str) -> None:
         self.compared += found
@@ -262,16 +305,28 @@ class _Test:
         first = wrong[0]
         tensors = list(dict.fromkeys(c.tensor for c in wrong))
         same = [c for c in wrong if c.tensor == first.tensor]
-        more = f" ({len(tensors) - 1} more are wrong, {_shown(tensors[1:])})" if len(tensors) > 1 else ""
+        more = (
+            f" ({len(tensors) - 1} more are wrong, {_shown(tensors[1:])})"
+            if len(tensors) > 1
+            else ""
+        )
         if first.wrong:
             return first.wrong + more
         devices = [c.device.id for c in same]
-        where = "on every device" if len(devices) == len(self.probe.mesh.local_devices) else f"on {_listed(devices)}"
-        kind = {"layers": "the output of", "gradients": "the gradient of", "update": "after the update"}[first.stage]
+        where = (
+            "on every device"
+            if len(devices) == len(self.probe.mesh.local_devices)
+            else f"on {_listed(devices)}"
+        )
+        kind = {
+            "layers": "the output of",
+            "gradients": "the gradient of",
+            "update": "after the update",
+        }[first.stage]
         worst = max(same, key=lambda c: c.error)
         return (
-            f"{kind} {first.tensor} is wrong {where}: its relative error is {worst.error:.2g}, and {self.precision} explains "
-            f"{worst.explained:.2g}{more}"
+            f"{kind} {first.tensor} is wrong {where}: its relative error is {worst.error:.2g}, and"
+            f" {self.precision} explains {worst.explained:.2g}{more}"
         )
 
 

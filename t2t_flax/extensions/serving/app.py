@@ -46,7 +46,9 @@ class AttentionRequest(BaseModel):
     """Body of POST /api/attention."""
 
     source: str
-    target: Annotated[str | None, Field(description="without it, the model's own translation")] = None
+    target: Annotated[str | None, Field(description="without it, the model's own translation")] = (
+        None
+    )
     model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
     target_language: Annotated[str | None, Field(max_length=100)] = None
 
@@ -72,7 +74,13 @@ def create_app(
 
     service = Service(models, settings)
     no_pages = dict(docs_url=None, redoc_url=None)  # FastAPI's pages run scripts from other servers
-    app = FastAPI(title="t2t_flax", version=__version__, lifespan=lifespan, exception_handlers=_HANDLERS, **no_pages)
+    app = FastAPI(
+        title="t2t_flax",
+        version=__version__,
+        lifespan=lifespan,
+        exception_handlers=_HANDLERS,
+        **no_pages,
+    )
     app.include_router(libretranslate.router(service))
 
     @app.head("/health", include_in_schema=False)
@@ -111,11 +119,17 @@ def create_app(
         with service.admitted(request):
             service.check_text("text", body.text)
             if any("\n" in line for line in body.text):
-                raise HTTPException(400, "text has a newline: send each line as an entry of its own.")
+                raise HTTPException(
+                    400, "text has a newline: send each line as an entry of its own."
+                )
             model = service.model(body.model)
-            results = await service.translate(request, model, body.text, body.n_best, body.target_language)
+            results = await service.translate(
+                request, model, body.text, body.n_best, body.target_language
+            )
             pairs = zip(body.text, results, strict=True)
-            translations = [{"source": line, "hypotheses": hypotheses} for line, hypotheses in pairs]
+            translations = [
+                {"source": line, "hypotheses": hypotheses} for line, hypotheses in pairs
+            ]
             return {"model": model.name, "translations": translations}
 
     @app.post("/api/attention", tags=["models"], openapi_extra=bodies.described(AttentionRequest))
@@ -132,7 +146,10 @@ def create_app(
             arguments = body.source, body.target, body.target_language
             job = await service.work(request, sum(map(len, texts)), model.attend, *arguments)
             (maps,) = await service.wait(request, job.future)
-            size = sum(weights.size for weights in (maps.cross, maps.encoder, maps.decoder)) // _WEIGHTS
+            size = (
+                sum(weights.size for weights in (maps.cross, maps.encoder, maps.decoder))
+                // _WEIGHTS
+            )
             answer = await service.work(request, size, _attention_json, maps)
             return Response(answer, media_type="application/json")
 
@@ -141,11 +158,16 @@ def create_app(
     async def page(request: Request) -> Response:
         return await files.get_response(request.url.path.lstrip("/") or "index.html", request.scope)
 
-    for path in ("/", *(f"/{file.name}" for file in PAGE.iterdir())):  # a folder at / would answer GET /translate
+    for path in (
+        "/",
+        *(f"/{file.name}" for file in PAGE.iterdir()),
+    ):  # a folder at / would answer GET /translate
         app.add_route(path, page, include_in_schema=False)
     app.add_middleware(_Guard, service=service, metrics=metrics)
     if settings.origins:
-        app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"])
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"]
+        )
     # A page elsewhere whose host name is made to resolve to this machine must not reach a server
     # that only this machine may.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=settings.hosts, www_redirect=False)
@@ -179,7 +201,9 @@ class _Guard:
             message = await receive()
             size += len(message.get("body", b""))
             if size > most:
-                raise HTTPException(413, f"the body has more than {most} bytes.", {"Connection": "close"})
+                raise HTTPException(
+                    413, f"the body has more than {most} bytes.", {"Connection": "close"}
+                )
             return message
 
         async def observed(message: dict[str, Any]) -> None:
@@ -193,7 +217,9 @@ class _Guard:
         except TimeoutError:
             if status:
                 raise
-            answer = JSONResponse({"error": f"no answer within {seconds:g} s."}, 504, {"Retry-After": "5"})
+            answer = JSONResponse(
+                {"error": f"no answer within {seconds:g} s."}, 504, {"Retry-After": "5"}
+            )
             await answer(scope, receive, observed)
         finally:
             path = getattr(scope.get("route"), "path", "other")
@@ -206,7 +232,12 @@ def _routes(openapi: dict[str, Any]) -> str:
     parts = []
     for path, methods in openapi["paths"].items():
         for method, entry in methods.items():
-            schema = entry.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            schema = (
+                entry.get("requestBody", {})
+                .get("content", {})
+                .get("application/json", {})
+                .get("schema", {})
+            )
             fields = f"\n    {', '.join(schema['properties'])}" if "properties" in schema else ""
             parts.append(f"{method.upper()} {path}\n    {entry.get('description', '')}{fields}")
     return "\n\n".join([*parts, "/openapi.json describes every field.\n"])
@@ -221,15 +252,21 @@ def _attention_json(maps: Any) -> str:
     parts = [json.dumps(pieces, ensure_ascii=False).removesuffix("}")]
     for kind in ("cross", "encoder", "decoder"):
         thousandths = np.rint(1000 * getattr(maps, kind)).astype(np.int16)
-        layers = ",".join(json.dumps(layer.tolist(), separators=(",", ":")) for layer in thousandths)
+        layers = ",".join(
+            json.dumps(layer.tolist(), separators=(",", ":")) for layer in thousandths
+        )
         parts.append(f'"{kind}":[{layers}]')
     return ",".join(parts) + "}"
 
 
-def _handler(status: int, message: Callable[[Any], str], **headers: str) -> Callable[[Request, Any], Any]:
+def _handler(
+    status: int, message: Callable[[Any], str], **headers: str
+) -> Callable[[Request, Any], Any]:
     async def handle(request: Request, error: Any) -> JSONResponse:
         own = getattr(error, "headers", None) or {}
-        return JSONResponse({"error": message(error)}, getattr(error, "status_code", status), {**headers, **own})
+        return JSONResponse(
+            {"error": message(error)}, getattr(error, "status_code", status), {**headers, **own}
+        )
 
     return handle
 
@@ -247,7 +284,9 @@ _HANDLERS: dict[Any, Any] = {
     ClientDisconnect: _handler(499, lambda _: "the client closed the connection."),
     UserError: _handler(400, str),
     NotFinite: _handler(500, str),
-    QueueFull: _handler(429, lambda _: "too many requests are waiting: try again in a second.", **_LATER),
+    QueueFull: _handler(
+        429, lambda _: "too many requests are waiting: try again in a second.", **_LATER
+    ),
     Closed: _handler(503, lambda _: "the server is stopping.", **_LATER),
     Exception: _handler(500, lambda _: "internal error: the server's log has the details."),
 }

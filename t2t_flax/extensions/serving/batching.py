@@ -118,7 +118,9 @@ class Batcher:
                 now = time.monotonic()
                 if self._jobs:
                     first = self._jobs[0]
-                    count = sum(len(job.items) - job.taken for job in self._jobs if job.key == first.key)
+                    count = sum(
+                        len(job.items) - job.taken for job in self._jobs if job.key == first.key
+                    )
                     remaining = first.arrived + self._wait - now
                     if count >= self._max_batch or remaining <= 0:
                         return self._next_batch(first.key)

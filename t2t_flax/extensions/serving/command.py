@@ -21,7 +21,9 @@ def run(argv: list[str]) -> int:
     args, overrides = arguments.parse(_parser(), argv)
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"serve needs the package {missing[0].replace('_', '-')}: {install_hint('serve')}")
+        raise UserError(
+            f"serve needs the package {missing[0].replace('_', '-')}: {install_hint('serve')}"
+        )
     if args.max_batch:
         overrides.setdefault("decode.batch_size", str(args.max_batch))
     keys = read_keys(args.api_keys) if args.api_keys else []
@@ -48,9 +50,15 @@ def run(argv: list[str]) -> int:
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     arguments.prepare_to_load(args.workdir[0], overrides)
     for workdir, name, config in zip(args.workdir, model_names(args.workdir), configs, strict=True):
-        restore = functools.partial(load, workdir, **arguments.checkpoint(args), overrides=overrides)
+        restore = functools.partial(
+            load, workdir, **arguments.checkpoint(args), overrides=overrides
+        )
         limits = dict(max_queue=args.max_queue, health_limit=args.health_limit)
-        models.append(ServedModel(name, config, restore, metrics, max_batch=config.decode.batch_size, **limits))
+        models.append(
+            ServedModel(
+                name, config, restore, metrics, max_batch=config.decode.batch_size, **limits
+            )
+        )
         if faster := precision.advice(config, decoding=True):
             print(faster, file=sys.stderr, flush=True)
     settings = Settings(
@@ -64,7 +72,9 @@ def run(argv: list[str]) -> int:
     )
     print(f"listening on {url(listening)}", flush=True)
     print(f"loading {', '.join(model.name for model in models)} ...", file=sys.stderr, flush=True)
-    return serve(functools.partial(create_app, models, settings, metrics), models, listening, args.timeout)
+    return serve(
+        functools.partial(create_app, models, settings, metrics), models, listening, args.timeout
+    )
 
 
 def read_keys(path: str) -> list[str]:
@@ -78,7 +88,10 @@ def read_keys(path: str) -> list[str]:
         if not line or line.startswith("#"):
             continue
         if not line.isascii() or not line.isprintable() or " " in line:  # do not log the key itself
-            raise UserError(f"--api-keys={path} line {number} is no key: write letters, digits and signs of ASCII.")
+            raise UserError(
+                f"--api-keys={path} line {number} is no key: write letters, digits and signs of"
+                " ASCII."
+            )
         keys.append(line)
     if not keys:
         raise UserError(f"--api-keys={path} has no key: write one a line.")
@@ -88,13 +101,15 @@ def read_keys(path: str) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = arguments.parser(
         "serve",
-        "Translates over HTTP with one or more trained runs: LibreTranslate's API (POST /translate), our own\n"
-        "(/api/...), a page at /, metrics for Prometheus at /metrics. The API is described at /docs.",
-        epilog="Examples:\n"
-        "  python -m t2t_flax serve --workdir=runs/toy\n"
-        "  curl http://127.0.0.1:8000/translate --data-urlencode 'q=It is late.' -d source=en -d target=de\n"
-        "  ... --workdir=runs/ende --workdir=runs/enfr --best --port=8001\n"
-        "  ... --config.decode.beam_size=1    faster translations",
+        "Translates over HTTP with one or more trained runs: LibreTranslate's API (POST"
+        " /translate), our own\n(/api/...), a page at /, metrics for Prometheus at /metrics. The"
+        " API is described at /docs.",
+        epilog=(
+            "Examples:\n  python -m t2t_flax serve --workdir=runs/toy\n  curl"
+            " http://127.0.0.1:8000/translate --data-urlencode 'q=It is late.' -d source=en -d"
+            " target=de\n  ... --workdir=runs/ende --workdir=runs/enfr --best --port=8001\n  ..."
+            " --config.decode.beam_size=1    faster translations"
+        ),
     )
     parser.add_argument(
         "--workdir",
@@ -105,8 +120,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     arguments.add_checkpoint(parser)
     add = parser.add_argument
-    add("--host", default="127.0.0.1", help="address to listen on; default: 127.0.0.1, this machine alone")
-    add("--port", type=arguments.count(0, 65535), default=8000, help="default: 8000; 0 = any free one, printed")
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; default: 127.0.0.1, this machine alone",
+    )
+    add(
+        "--port",
+        type=arguments.count(0, 65535),
+        default=8000,
+        help="default: 8000; 0 = any free one, printed",
+    )
     add(
         "--max-batch", type=arguments.count(1, 2**13), metavar="N",
         help="lines translated at once (default: the run's decode.batch_size)",

@@ -55,7 +55,9 @@ def matching(code: str, known: Iterable[str]) -> str | None:
     spelled = code.replace("_", "-").lower()
     same = [each for each in known if each.replace("_", "-").lower() == spelled]
     with contextlib.suppress(UserError):  # a client may send any text
-        same = same or [each for each in known if Language.read(each).group == Language.read(code).group]
+        same = same or [
+            each for each in known if Language.read(each).group == Language.read(code).group
+        ]
     return same[0] if len(same) == 1 else None
 
 
@@ -70,7 +72,9 @@ def load() -> None:
     Raises HTTPException without py3langid.
     """
     if not can_detect():
-        raise HTTPException(501, f"the server lacks py3langid, which detects languages: {install_hint('langid')}.")
+        raise HTTPException(
+            501, f"the server lacks py3langid, which detects languages: {install_hint('langid')}."
+        )
     with _loading:
         _identifier()
 
@@ -82,7 +86,9 @@ def detected(text: str, known: Sequence[str]) -> list[tuple[str, int]]:
     """
     ranked = dict(_identifier().rank(text)) if any(map(str.isalpha, text)) else {}
     shares = {code: ranked.get(Language.read(code).spelling(ranked) or "", 0.0) for code in known}
-    return [(code, round(100 * shares[code])) for code in sorted(known, key=lambda code: -shares[code])]
+    return [
+        (code, round(100 * shares[code])) for code in sorted(known, key=lambda code: -shares[code])
+    ]
 
 
 @functools.cache

@@ -51,7 +51,11 @@ def router(service: Service) -> APIRouter:
         pairs = _directions(_translation_models(service))
         codes = sorted({code for pair in pairs for code in pair})
         return [
-            {"code": code, "name": name_of(code), "targets": [pair.target for pair in pairs if pair.source == code]}
+            {
+                "code": code,
+                "name": name_of(code),
+                "targets": [pair.target for pair in pairs if pair.source == code],
+            }
             for code in codes
         ]
 
@@ -102,7 +106,9 @@ async def _translated(service: Service, request: Request, body: TranslateRequest
     service.check_text("q", texts)
     formats = ["text", *(["html"] if "--tags" in FLAGS else [])]
     if body.format not in formats:
-        raise HTTPException(400, f"format = {body.format[:50]!r} is not supported: send {' or '.join(formats)}.")
+        raise HTTPException(
+            400, f"format = {body.format[:50]!r} is not supported: send {' or '.join(formats)}."
+        )
     kind = FLAGS.load("--tags").document if body.format == "html" else None
     size = sum(map(len, texts))
     documents = await service.work(request, size, lambda: list(map(kind, texts))) if kind else []
@@ -124,7 +130,9 @@ async def _translated(service: Service, request: Request, body: TranslateRequest
         (answers,) = await service.wait(request, job.future)
     else:
         joins = [functools.partial(_join_lines, text) for text in texts]
-        answers = [by_rank(result, n_best, join) for result, join in zip(results, joins, strict=True)]
+        answers = [
+            by_rank(result, n_best, join) for result, join in zip(results, joins, strict=True)
+        ]
     answers = [list(dict.fromkeys(answer)) for answer in answers]
     content: dict[str, Any] = {"translatedText": [answer[0] for answer in answers]}
     if body.alternatives:
@@ -152,15 +160,25 @@ async def _choose(
         if sources and can_detect():
             source, confidence = (await _detected(service, request, "\n".join(lines), sources))[0]
     for model in models:
-        if any(pair.target == into and source in ("auto", pair.source) for pair in model.directions):
-            if source == "auto" and not {pair.source for pair in model.directions if pair.target == into} >= {*sources}:
-                raise HTTPException(400, f"source = auto is ambiguous: name one of {', '.join(sources)}.")
+        if any(
+            pair.target == into and source in ("auto", pair.source) for pair in model.directions
+        ):
+            if source == "auto" and not {
+                pair.source for pair in model.directions if pair.target == into
+            } >= {*sources}:
+                raise HTTPException(
+                    400, f"source = auto is ambiguous: name one of {', '.join(sources)}."
+                )
             return model, source, into, confidence
     known = ", ".join(f"{pair.source} to {pair.target}" for pair in pairs) or "nothing"
-    raise HTTPException(400, f"{source[:20]} to {into[:20]} is not supported; this server has {known}.")
+    raise HTTPException(
+        400, f"{source[:20]} to {into[:20]} is not supported; this server has {known}."
+    )
 
 
-async def _detected(service: Service, request: Request, text: str, known: Sequence[str]) -> list[tuple[str, int]]:
+async def _detected(
+    service: Service, request: Request, text: str, known: Sequence[str]
+) -> list[tuple[str, int]]:
     await asyncio.to_thread(load)
     return await service.work(request, len(text), detected, text, known)
 
@@ -185,7 +203,9 @@ def _html(
     answers = []
     for document, result in zip(documents, results, strict=True):
         sources = [run.in_language(line, target) for line in document.lines]
-        answers.append(by_rank(result, n_best, functools.partial(document.translated, run, sources)))
+        answers.append(
+            by_rank(result, n_best, functools.partial(document.translated, run, sources))
+        )
     return answers
 
 

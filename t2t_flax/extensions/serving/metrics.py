@@ -16,11 +16,21 @@ class Metrics:
         self.registry = CollectorRegistry()
         own: dict[str, Any] = {"registry": self.registry}
         ProcessCollector(**own)
-        self.requests = Counter("t2t_flax_requests", "Requests answered.", ["path", "status"], **own)
-        self.seconds = Histogram("t2t_flax_request_seconds", "Seconds of a request.", ["path"], buckets=_SECONDS, **own)
-        self.lines = Histogram("t2t_flax_batch_lines", "Lines of a batch.", ["model"], buckets=_LINES, **own)
-        self.tokens = Counter("t2t_flax_tokens", "Tokens of the best translations.", ["model"], **own)
-        self.queue = Gauge("t2t_flax_queue_requests", "Requests that wait for the device.", ["model"], **own)
+        self.requests = Counter(
+            "t2t_flax_requests", "Requests answered.", ["path", "status"], **own
+        )
+        self.seconds = Histogram(
+            "t2t_flax_request_seconds", "Seconds of a request.", ["path"], buckets=_SECONDS, **own
+        )
+        self.lines = Histogram(
+            "t2t_flax_batch_lines", "Lines of a batch.", ["model"], buckets=_LINES, **own
+        )
+        self.tokens = Counter(
+            "t2t_flax_tokens", "Tokens of the best translations.", ["model"], **own
+        )
+        self.queue = Gauge(
+            "t2t_flax_queue_requests", "Requests that wait for the device.", ["model"], **own
+        )
 
     def exposition(self) -> bytes:
         """Return all counters in Prometheus' text format."""

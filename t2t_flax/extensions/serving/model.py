@@ -126,7 +126,9 @@ class ServedModel:
         self._limit = health_limit
         self._lanes = [Lane(most, max_queue) for most in (max_batch, min(max_batch, _RARE_BATCH))]
         self._threads: list[threading.Thread] = []
-        metrics.queue.labels(name).set_function(lambda: sum(lane.batcher.waiting for lane in self._lanes))
+        metrics.queue.labels(name).set_function(
+            lambda: sum(lane.batcher.waiting for lane in self._lanes)
+        )
 
     def start(self, on_failure: Callable[[], None]) -> None:
         """Load the model in a separate thread.
@@ -192,13 +194,19 @@ class ServedModel:
             "parameters": sum(x.size for x in jax.tree.leaves(loaded.params)),
         }
 
-    def sentences(self, lines: Sequence[str], target_language: str | None, source_language: str) -> list[Any]:
+    def sentences(
+        self, lines: Sequence[str], target_language: str | None, source_language: str
+    ) -> list[Any]:
         """Return the `Sentences` of each line."""
         from t2t_flax.extensions.shared.sentences import sentences_of  # its package may be missing
 
-        return [sentences_of(self._restored, line, target_language, source_language) for line in lines]
+        return [
+            sentences_of(self._restored, line, target_language, source_language) for line in lines
+        ]
 
-    def translate(self, lines: Sequence[str], n_best: int, target_language: str | None = None) -> Job:
+    def translate(
+        self, lines: Sequence[str], n_best: int, target_language: str | None = None
+    ) -> Job:
         """Queue the lines that need a search; the result of each is its `Hypotheses`.
 
         Raises HTTPException for a line that is too long and for too large an n_best, and UserError
@@ -206,9 +214,14 @@ class ServedModel:
         """
         lines = [self._restored.in_language(line, target_language) for line in lines]
         if not 1 <= n_best <= self.max_n_best:
-            raise HTTPException(400, f"n_best = {n_best}: {self.name} gives 1 to {self.max_n_best} translations.")
+            raise HTTPException(
+                400, f"n_best = {n_best}: {self.name} gives 1 to {self.max_n_best} translations."
+            )
         texts, _ = read_lines(self.config, self._restored.tokenizers, lines, 0)
-        longest = max((self._tokens("source", f"line {i}", text) for i, text in enumerate(texts, 1)), default=0)
+        longest = max(
+            (self._tokens("source", f"line {i}", text) for i, text in enumerate(texts, 1)),
+            default=0,
+        )
         sampled = self.config.decode.strategy == "sample"
         # Samples depend on the number of a line in its request, so such requests share no batch.
         key = self._searched(n_best), object() if sampled else None
@@ -218,7 +231,9 @@ class ServedModel:
 
     def untranslated(self, line: str, n_best: int) -> Hypotheses:
         """Return the translations of an empty line."""
-        return [{"text": task_of(self.config).postprocess(line, ""), "score": 0.0, "pieces": []}] * n_best
+        return [
+            {"text": task_of(self.config).postprocess(line, ""), "score": 0.0, "pieces": []}
+        ] * n_best
 
     def attend(self, source: str, target: str | None, target_language: str | None = None) -> Job:
         """Queue the analysis `attend` of a pair; target None: the model's own translation.
@@ -232,7 +247,9 @@ class ServedModel:
         def attention(run: TrainedModel) -> Any:
             maps = attention_maps.attend(run, source, target)
             _check_attention("target", len(maps.target_tokens))
-            if not all(np.isfinite(weights).all() for weights in (maps.cross, maps.encoder, maps.decoder)):
+            if not all(
+                np.isfinite(weights).all() for weights in (maps.cross, maps.encoder, maps.decoder)
+            ):
                 raise NotFinite
             return maps
 
@@ -258,11 +275,18 @@ class ServedModel:
         Raises HTTPException if the model does not take as many.
         """
         loaded = self._restored
-        text = task_of(self.config).preprocess_source(text) if side == "source" and text.strip() else text
+        text = (
+            task_of(self.config).preprocess_source(text)
+            if side == "source" and text.strip()
+            else text
+        )
         tokens = len(getattr(loaded.tokenizers, side).encode(text)) + 1
         limit = loaded.max_source_length
         if tokens > limit:
-            raise HTTPException(400, f"{where} has {tokens} tokens, more than the {limit} allowed: send shorter lines.")
+            raise HTTPException(
+                400,
+                f"{where} has {tokens} tokens, more than the {limit} allowed: send shorter lines.",
+            )
         return tokens
 
     def _spawn(self, work: Callable[[], None], on_failure: Callable[[], None]) -> None:
@@ -292,17 +316,23 @@ class ServedModel:
                 self._probe(first, min(lines, self._max_batch))
                 lines *= 4
         except NotFinite as error:
-            raise UserError(f"{self._restored.workdir}: {error}. Choose another checkpoint with --step.") from None
+            raise UserError(
+                f"{self._restored.workdir}: {error}. Choose another checkpoint with --step."
+            ) from None
         self._spawn(functools.partial(self._begin_second, second), on_failure)
         self.ready = True
         described = self.describe()
         steps = " and ".join(map(str, described["steps"]))
-        print(f"{self.name}: ready (step {steps}; {described['engine']})", file=sys.stderr, flush=True)
+        print(
+            f"{self.name}: ready (step {steps}; {described['engine']})", file=sys.stderr, flush=True
+        )
         self._work(first)
 
     def _begin_second(self, lane: Lane) -> None:
         if self.config.decode.strategy == "beam":
-            self._probe(lane, n_best=self._searched(self.max_n_best))  # the page and `alternatives` ask for several
+            self._probe(
+                lane, n_best=self._searched(self.max_n_best)
+            )  # the page and `alternatives` ask for several
         self._work(lane)
 
     def _work(self, lane: Lane) -> None:
@@ -341,7 +371,9 @@ class ServedModel:
         if n_best not in lane.runs:
             config = self._restored.config
             decode = dataclasses.replace(config.decode, n_best=n_best, batch_size=lane.max_batch)
-            lane.runs[n_best] = dataclasses.replace(self._restored, config=dataclasses.replace(config, decode=decode))
+            lane.runs[n_best] = dataclasses.replace(
+                self._restored, config=dataclasses.replace(config, decode=decode)
+            )
         return lane.runs[n_best]
 
     def _device(self) -> contextlib.AbstractContextManager:
@@ -353,12 +385,16 @@ class ServedModel:
                 return [do(self._run_of(lane, 1)) for do in items]
         loaded, task = self._run_of(lane, key[0]), task_of(self.config)
         with self._device():
-            translations = loaded.translate([item.text for item in items], first_line=items[0].number)
+            translations = loaded.translate(
+                [item.text for item in items], first_line=items[0].number
+            )
         has_rules = any(STEPS.of(self.config))
         results: list[Hypotheses] = []
         for item, translation in zip(items, translations, strict=True):
             if has_rules and translation.is_none:
-                raise UserError(f"line {item.number + 1} has no translation that keeps all rules on tokens.")
+                raise UserError(
+                    f"line {item.number + 1} has no translation that keeps all rules on tokens."
+                )
             _check_finite(translation)
             results.append(
                 [
@@ -372,7 +408,9 @@ class ServedModel:
                 ]
             )
         self._metrics.lines.labels(self.name).observe(len(items))
-        self._metrics.tokens.labels(self.name).inc(sum(len(t.hypotheses[0].tokens) for t in translations))
+        self._metrics.tokens.labels(self.name).inc(
+            sum(len(t.hypotheses[0].tokens) for t in translations)
+        )
         return results
 
 
@@ -391,13 +429,18 @@ def _check_finite(translation: Translation) -> None:
     A slot without a hypothesis has -inf; the first one always has a hypothesis.
     """
     scores = [hypothesis.score for hypothesis in translation.hypotheses]
-    if not math.isfinite(scores[0]) or not all(math.isfinite(score) or score == -math.inf for score in scores):
+    if not math.isfinite(scores[0]) or not all(
+        math.isfinite(score) or score == -math.inf for score in scores
+    ):
         raise NotFinite
 
 
 def _check_attention(side: str, tokens: int) -> None:
     if tokens > MAX_ATTENTION_TOKENS:
-        raise HTTPException(400, f"{side} has {tokens} tokens: attention is sent for at most {MAX_ATTENTION_TOKENS}.")
+        raise HTTPException(
+            400,
+            f"{side} has {tokens} tokens: attention is sent for at most {MAX_ATTENTION_TOKENS}.",
+        )
 
 
 def model_names(workdirs: Sequence[str]) -> list[str]:

@@ -25,12 +25,16 @@ def listen(host: str, port: int) -> socket.socket:
     Raises UserError if the address cannot be used.
     """
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, *_, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
         return socket.create_server(address[:2], family=family, backlog=2048, dualstack_ipv6=both)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"--host={host} --port={port} cannot be used: {reason}. Give another one.") from None
+        raise UserError(
+            f"--host={host} --port={port} cannot be used: {reason}. Give another one."
+        ) from None
 
 
 def url(listening: socket.socket) -> str:
@@ -85,7 +89,9 @@ def serve(
 
     app = make_app(end)
     proxies = trusted_proxies(os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1"))
-    options: dict[str, Any] = dict(log_config=None, access_log=False, ws="none", forwarded_allow_ips=proxies)
+    options: dict[str, Any] = dict(
+        log_config=None, access_log=False, ws="none", forwarded_allow_ips=proxies
+    )
     config = uvicorn.Config(app, timeout_graceful_shutdown=timeout, **options)
     sys.setswitchinterval(SWITCH_SECONDS)
     server = uvicorn.Server(config)
@@ -102,7 +108,10 @@ def serve(
         return OK
     hanging = [model.name for model in busy if model.ready]
     if hanging:
-        print(f"t2t_flax serve: the device did not finish the batches of {', '.join(hanging)}.", file=sys.stderr)
+        print(
+            f"t2t_flax serve: the device did not finish the batches of {', '.join(hanging)}.",
+            file=sys.stderr,
+        )
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(FAILURE if hanging else OK)  # Python would wait for the device

@@ -110,7 +110,9 @@ class Service:
     def require_ready(self) -> None:
         """Raise HTTPException while models are loaded."""
         if not all(model.ready for model in self.models):
-            raise HTTPException(503, "the models are being loaded: try again in some seconds.", _RETRY)
+            raise HTTPException(
+                503, "the models are being loaded: try again in some seconds.", _RETRY
+            )
 
     def require_health(self) -> None:
         """Raise HTTPException for a model that does not answer as it should."""
@@ -126,7 +128,12 @@ class Service:
         raise HTTPException(404, f"there is no model {str(name)[:100]!r}; there is {names}.")
 
     async def work(
-        self, request: Request, size: float, function: Callable[..., _Result], *arguments: Any, known: bool = True
+        self,
+        request: Request,
+        size: float,
+        function: Callable[..., _Result],
+        *arguments: Any,
+        known: bool = True,
     ) -> _Result:
         """Return function(*arguments).
 
@@ -154,7 +161,9 @@ class Service:
 
         Also if no key is needed.
         """
-        return not self._keys or _header_key(request) is not None  # `check_before_body` has checked it
+        return (
+            not self._keys or _header_key(request) is not None
+        )  # `check_before_body` has checked it
 
     def _check_key(self, key: str | None) -> None:
         if self._keys and _digest(key or "") not in self._keys:
@@ -174,7 +183,9 @@ class Service:
         client = key if self._keys else client_of(request.client.host) if request.client else ""
         most = self.settings.max_client_requests
         if most and self._active[client] >= most:
-            raise HTTPException(429, f"more than {most} requests at the same time: wait for an answer.", _RETRY)
+            raise HTTPException(
+                429, f"more than {most} requests at the same time: wait for an answer.", _RETRY
+            )
         self._active[client] += 1
         try:
             yield
@@ -187,16 +198,25 @@ class Service:
         """Raise HTTPException for text that is too long."""
         characters, lines = sum(map(len, texts)), sum(text.count("\n") + 1 for text in texts)
         if characters > (most := self.settings.max_text_length):
-            raise HTTPException(400, f"{field} has {characters} characters: at most {most} are allowed.")
+            raise HTTPException(
+                400, f"{field} has {characters} characters: at most {most} are allowed."
+            )
         self.check_lines(field, lines)
 
     def check_lines(self, field: str, lines: int) -> None:
         """Raise HTTPException for too many lines."""
         if lines > (most := self.settings.max_lines):
-            raise HTTPException(400, f"{field} has {lines} lines or sentences: at most {most} are allowed.")
+            raise HTTPException(
+                400, f"{field} has {lines} lines or sentences: at most {most} are allowed."
+            )
 
     async def translate(
-        self, request: Request, model: ServedModel, lines: Sequence[str], n_best: int, target_language: str | None
+        self,
+        request: Request,
+        model: ServedModel,
+        lines: Sequence[str],
+        n_best: int,
+        target_language: str | None,
     ) -> list[Hypotheses]:
         """Return the hypotheses of each line. Empty lines do not wait for the device."""
         size = sum(len(line) + _LINE for line in lines)
@@ -221,7 +241,9 @@ class Service:
         if not self.settings.split_sentences:
             return await self.translate(request, model, lines, n_best, target_language)
         size = sum(len(line) + _LINE for line in lines)
-        paragraphs = await self.work(request, size, model.sentences, lines, target_language, source_language)
+        paragraphs = await self.work(
+            request, size, model.sentences, lines, target_language, source_language
+        )
         sentences = [sentence for paragraph in paragraphs for sentence in paragraph.sentences]
         self.check_lines("q", len(sentences))
         results = iter(await self.translate(request, model, sentences, n_best, target_language))
@@ -252,12 +274,16 @@ class Service:
             result.cancel()
 
 
-def by_rank(parts: Sequence[Hypotheses], n_best: int, join: Callable[[list[str]], str]) -> list[str]:
+def by_rank(
+    parts: Sequence[Hypotheses], n_best: int, join: Callable[[list[str]], str]
+) -> list[str]:
     """Return texts, best first.
 
     The i-th joins the i-th hypothesis of each part that has enough hypotheses.
     """
-    return [join([part[min(rank, len(part) - 1)]["text"] for part in parts]) for rank in range(n_best)]
+    return [
+        join([part[min(rank, len(part) - 1)]["text"] for part in parts]) for rank in range(n_best)
+    ]
 
 
 async def _disconnected(request: Request) -> None:

@@ -45,7 +45,8 @@ def attend(run: TrainedModel, source: str, target: str | None = None) -> Attenti
     run.check_single("attention")
     if mixer_class(run.config.model).NAME != SelfAttention.NAME:
         raise UserError(
-            f"config.model.mixer = {run.config.model.mixer}: this run has no self-attention weights to show."
+            f"config.model.mixer = {run.config.model.mixer}: this run has no self-attention weights"
+            " to show."
         )
     if target is None:
         (translation,) = run.translate([source])
@@ -61,7 +62,11 @@ def attend(run: TrainedModel, source: str, target: str | None = None) -> Attenti
         count = sum(name.startswith(f"{layers}_") for name in intermediates)
         weights = [intermediates[f"{layers}_{i}"][module]["weights"][0][0] for i in range(count)]
         maps = [np.asarray(w)[:, :rows, :columns] for w in weights]
-        return np.stack(maps) if maps else np.zeros((0, run.config.model.num_heads, rows, columns), np.float32)
+        return (
+            np.stack(maps)
+            if maps
+            else np.zeros((0, run.config.model.num_heads, rows, columns), np.float32)
+        )
 
     return AttentionMaps(
         encoder=stack("encoder", SelfAttention.NAME, s, s),

@@ -42,7 +42,9 @@ def model_directions(config: Config, source: Tokenizer) -> tuple[list[Direction]
     trained = [one for one in directions_of(config, d.train_sources) if one.target in languages]
     sets = directions_of(config, [*d.valid_sets, *d.test_sets])
     others = [one for one in sets if one.target in languages and one not in trained]
-    return trained or [Direction(own.source, target) for target in languages], others if trained else []
+    return trained or [
+        Direction(own.source, target) for target in languages
+    ], others if trained else []
 
 
 def codes_of(directions: Iterable[Direction]) -> Direction:

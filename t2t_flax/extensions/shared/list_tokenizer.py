@@ -30,7 +30,9 @@ class ListTokenizer(Tokenizer):
     @classmethod
     def write(cls, pieces: list[str], **more: str | list[str]) -> bytes:
         """Return the file of a tokenizer with these pieces."""
-        return json.dumps({"kind": cls.KIND, **more, cls.PIECES: pieces}, ensure_ascii=False).encode()
+        return json.dumps(
+            {"kind": cls.KIND, **more, cls.PIECES: pieces}, ensure_ascii=False
+        ).encode()
 
     @property
     def vocab_size(self):
@@ -55,7 +57,9 @@ class SymbolTokenizer(ListTokenizer):
     def of(texts: Iterable[str]) -> "SymbolTokenizer":
         """Build the tokenizer of all symbols of the texts, the most frequent first."""
         counts = Counter(symbol for text in texts for symbol in text.split())
-        return SymbolTokenizer(SymbolTokenizer.write(sorted(counts, key=lambda symbol: (-counts[symbol], symbol))))
+        return SymbolTokenizer(
+            SymbolTokenizer.write(sorted(counts, key=lambda symbol: (-counts[symbol], symbol)))
+        )
 
     def encode_text(self, text):
         return [self.ids.get(symbol, UNK) for symbol in text.split()]

@@ -27,5 +27,7 @@ def matrix_axes_of(path: tuple[str, ...], shape: tuple[int, ...]) -> Axes | None
     if len(shape) == 2:
         return 0, 1
     if module not in MATRIX_AXES:
-        raise ValueError(f"which axes of {'/'.join(path)} {list(shape)} are inputs? Add it to MATRIX_AXES.")
+        raise ValueError(
+            f"which axes of {'/'.join(path)} {list(shape)} are inputs? Add it to MATRIX_AXES."
+        )
     return MATRIX_AXES[module]

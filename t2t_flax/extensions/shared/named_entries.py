@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from t2t_flax.errors import UserError
 
 
-def named_entries(key: str, text: str, names: Sequence[str], have: str = "data.train has") -> dict[str, str]:
+def named_entries(
+    key: str, text: str, names: Sequence[str], have: str = "data.train has"
+) -> dict[str, str]:
     """Return the values of `NAME=VALUE, NAME=VALUE`, by name.
 
     Raises UserError for a name that is not among `names`.
@@ -19,7 +21,10 @@ def named_entries(key: str, text: str, names: Sequence[str], have: str = "data.t
         if not equals or not value:
             raise UserError(f"{key}: {entry.strip()!r} is not of the form NAME=VALUE.")
         if name not in names:
-            raise UserError(f"{key}: config.{have} no source {name!r}; the sources are {', '.join(names) or 'none'}.")
+            raise UserError(
+                f"{key}: config.{have} no source {name!r}; the sources are"
+                f" {', '.join(names) or 'none'}."
+            )
         if name in entries:
             raise UserError(f"{key} names {name} twice.")
         entries[name] = value

@@ -14,7 +14,9 @@ from t2t_flax.language import Language
 try:
     from sentencex import segment
 except ImportError:
-    raise UserError(f"splitting text into sentences needs sentencex: {install_hint('paragraphs')}.") from None
+    raise UserError(
+        f"splitting text into sentences needs sentencex: {install_hint('paragraphs')}."
+    ) from None
 
 _UNSPACED = ("zh", "ja")
 """Languages that put no space between sentences."""
@@ -78,7 +80,9 @@ def split(text: str, source_language: str = "", target_language: str = "") -> Se
     return Sentences(tuple(sentences), tuple(gaps))
 
 
-def sentences_of(model: Any, line: str, target_language: str | None = None, source_language: str = "") -> Sentences:
+def sentences_of(
+    model: Any, line: str, target_language: str | None = None, source_language: str = ""
+) -> Sentences:
     """Split a line of a model's source text into sentences.
 
     If the line begins with the symbol of a target language, all its sentences get it.
@@ -92,8 +96,12 @@ def sentences_of(model: Any, line: str, target_language: str | None = None, sour
     if several and line.strip() and not tokenizer.lacks_language(line):
         ids, text = tokenizer.split(line)
         symbol, line = line[: len(line) - len(text)], text
-        target_language = target_language or next(code for code, i in tokenizer.target_languages.items() if i in ids)
+        target_language = target_language or next(
+            code for code, i in tokenizer.target_languages.items() if i in ids
+        )
     of_source = source_language or ("" if several else data.source_language)
     of_target = target_language or ("" if several else data.target_language)
     made = split(line, of_source, of_target)
-    return dataclasses.replace(made, sentences=tuple(symbol + sentence for sentence in made.sentences))
+    return dataclasses.replace(
+        made, sentences=tuple(symbol + sentence for sentence in made.sentences)
+    )

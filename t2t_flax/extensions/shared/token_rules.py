@@ -36,7 +36,12 @@ class TokenRule(Protocol):
         """
 
     def apply(
-        self, sentences: Sentences, state: Any, tokens_BxK: jax.Array, position: jax.Array, logits_BxKxV: jax.Array
+        self,
+        sentences: Sentences,
+        state: Any,
+        tokens_BxK: jax.Array,
+        position: jax.Array,
+        logits_BxKxV: jax.Array,
     ) -> tuple[jax.Array, Any]:
         """Return the logits at `position` and the new state.
 
@@ -67,13 +72,17 @@ class RuledStep:
     step: Any
     rule: TokenRule
 
-    def start(self, params: Any, source_BxS: jax.Array, sentences: Sentences, width: int, length: int) -> Cache:
+    def start(
+        self, params: Any, source_BxS: jax.Array, sentences: Sentences, width: int, length: int
+    ) -> Cache:
         """See `decoding.translator.DecodeStep.start`.
 
         The cache has the state of the rule before the first token, too.
         """
         cache = self.step.start(params, source_BxS, sentences, width, length)
-        return cache | {"self": {"model": cache["self"], "rule": _start(self.rule, sentences, width, length)}}
+        return cache | {
+            "self": {"model": cache["self"], "rule": _start(self.rule, sentences, width, length)}
+        }
 
     def own_log_probs(
         self, params: Any, source_BxS: jax.Array, sentences: Sentences, result: SearchResult
@@ -86,7 +95,9 @@ class RuledStep:
     ) -> tuple[jax.Array, Cache]:
         sentences, own = cache["sentences"], cache["self"]
         free_BxKxV, after = self.step(params, tokens_BxK, position, cache | {"self": own["model"]})
-        logits_BxKxV, state = self.rule.apply(sentences, own["rule"], tokens_BxK, position, free_BxKxV)
+        logits_BxKxV, state = self.rule.apply(
+            sentences, own["rule"], tokens_BxK, position, free_BxKxV
+        )
         forced_B = forced_tokens(sentences, position)
         if forced_B is not None:
             logits_BxKxV = jnp.where(forced_B[:, None, None] == PAD, logits_BxKxV, free_BxKxV)

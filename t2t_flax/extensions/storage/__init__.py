@@ -12,4 +12,6 @@ OBJECT_STORAGE.add("fsspec", "t2t_flax.extensions.storage.objects")
 for _store in ("gcs", "s3"):
     os.environ.setdefault(f"FSSPEC_{_store.upper()}", '{"use_listings_cache": false}')
     if "fsspec.config" in sys.modules:
-        sys.modules["fsspec.config"].conf.setdefault(_store, {}).setdefault("use_listings_cache", False)
+        sys.modules["fsspec.config"].conf.setdefault(_store, {}).setdefault(
+            "use_listings_cache", False
+        )

@@ -90,7 +90,9 @@ class Lease:
         self._renewed = renewed
         self._path = _lease_path(folder, number)
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._renew, self._watch)]
+        self._threads = [
+            threading.Thread(target=target, daemon=True) for target in (self._renew, self._watch)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -129,12 +131,19 @@ class Lease:
             try:
                 now, largest = _now(), max(_numbers(self._folder), default=0)
                 if largest > self._number:
-                    self._lose(f"was taken over by {_holder_in(read_if_exists(_lease_path(self._folder, largest)))}")
+                    self._lose(
+                        "was taken over by"
+                        f" {_holder_in(read_if_exists(_lease_path(self._folder, largest)))}"
+                    )
                 beat += 1
                 atomic_write(self._path, _record(self._me, beat=beat))
                 self._renewed = now
             except Exception as error:  # noqa: BLE001 - any network error; the next beat tries again
-                log.warning("could not renew %s (%s); trying again", self._path, first_line(error, limit=200))
+                log.warning(
+                    "could not renew %s (%s); trying again",
+                    self._path,
+                    first_line(error, limit=200),
+                )
 
     def _watch(self) -> None:
         """End the process in time.
@@ -143,7 +152,9 @@ class Lease:
         """
         while not self._stop.wait(min(1.0, BEAT / 4)):
             if (silent := _now() - self._renewed) > EXPIRY - BEAT:
-                self._lose(f"was not renewed for {silent:.0f} s, so that another process may take it over")
+                self._lose(
+                    f"was not renewed for {silent:.0f} s, so that another process may take it over"
+                )
 
     def _lose(self, what: str) -> None:
         log.error("%s %s; this process ends at once", self._path, what)
@@ -174,7 +185,12 @@ def lock_folder(folder: epath.PathLike, command: str) -> Lease:
         if (number, text) != seen:
             if seen:
                 raise in_use(folder, str(holder or ""))
-            log.warning("--workdir=%s is locked by %s; waiting up to %.0f s for its renewal", folder, holder, EXPIRY)
+            log.warning(
+                "--workdir=%s is locked by %s; waiting up to %.0f s for its renewal",
+                folder,
+                holder,
+                EXPIRY,
+            )
             seen, since = (number, text), time.monotonic()
         time.sleep(min(1.0, BEAT / 4))
 
@@ -205,14 +221,18 @@ def _holder_in(text: str | None) -> LeaseHolder | None:
     """Return the holder that a lease names; None for any other text."""
     try:
         values = parse_json(text or "")
-        about, process, space, token = (values[name] for name in ("about", "process", "space", "token"))
+        about, process, space, token = (
+            values[name] for name in ("about", "process", "space", "token")
+        )
         return LeaseHolder(str(about), int(process), str(space), str(token))
     except (ValueError, KeyError, TypeError):
         return None
 
 
 def _record(me: LeaseHolder, beat: int = 0, released: bool = False) -> bytes:
-    return (json.dumps(dataclasses.asdict(me) | {"beat": beat, "released": released}) + "\n").encode()
+    return (
+        json.dumps(dataclasses.asdict(me) | {"beat": beat, "released": released}) + "\n"
+    ).encode()
 
 
 def _is_released(text: str) -> bool:

@@ -66,7 +66,11 @@ class Mirror(GrowingFiles):
             try:
                 self.send()
             except Exception as error:  # noqa: BLE001 - any of dozens of network errors; training goes on
-                log.warning("could not write to %s (%s); trying again", self.remote, str(error).strip()[:200])
+                log.warning(
+                    "could not write to %s (%s); trying again",
+                    self.remote,
+                    str(error).strip()[:200],
+                )
 
 
 def open_growing_files(workdir: epath.Path) -> Mirror:

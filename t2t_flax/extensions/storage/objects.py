@@ -22,7 +22,14 @@ from t2t_flax.extensions.storage.token_stores import upload as upload
 from t2t_flax.filesystem import delete
 
 _REFUSED = ("PERMISSION_DENIED", "Forbidden")
-_TRANSIENT = (*_REFUSED, "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED", "ABORTED:")
+_TRANSIENT = (
+    *_REFUSED,
+    "UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "RESOURCE_EXHAUSTED",
+    "UNAUTHENTICATED",
+    "ABORTED:",
+)
 _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
 
 
@@ -33,12 +40,19 @@ def check_reachable(path: epath.PathLike) -> None:
     except ImportError as error:
         scheme = os.fspath(path).partition("://")[0]
         extra = _EXTRAS.get(scheme)
-        remedy = install_hint(extra) if extra else f"install the fsspec package for {scheme}:// (not tested)"
-        raise UserError(f"{path} needs a package that is not installed ({error}): {remedy}.") from None
+        remedy = (
+            install_hint(extra)
+            if extra
+            else f"install the fsspec package for {scheme}:// (not tested)"
+        )
+        raise UserError(
+            f"{path} needs a package that is not installed ({error}): {remedy}."
+        ) from None
     except Exception as error:
         raise UserError(
-            f"{path} cannot be reached ({first_line(error)}). Does the bucket exist, and may this account use it (gcloud "
-            "auth application-default login, or the service account of the machine)?"
+            f"{path} cannot be reached ({first_line(error)}). Does the bucket exist, and may this"
+            " account use it (gcloud auth application-default login, or the service account of the"
+            " machine)?"
         ) from error
 
 
@@ -50,9 +64,9 @@ def check_workdir(path: epath.PathLike) -> None:
     scheme = os.fspath(path).partition("://")[0]
     if scheme not in ("gs", "gcs"):
         raise UserError(
-            f"--workdir={path}: checkpoints can be written to a file system or to gs://, not to {scheme}://. Mount the "
-            "bucket (Mountpoint for S3, rclone mount), or copy the finished folder there; only the text (data.train ...) "
-            "and data.cache may be there."
+            f"--workdir={path}: checkpoints can be written to a file system or to gs://, not to"
+            f" {scheme}://. Mount the bucket (Mountpoint for S3, rclone mount), or copy the"
+            " finished folder there; only the text (data.train ...) and data.cache may be there."
         )
     check_reachable(path)
 

@@ -82,5 +82,6 @@ def _fetch(folder: epath.Path, local: Path, meta: dict) -> None:
         raise UserError(str(error).replace(str(partial), str(folder))) from None
     except OSError as error:
         raise UserError(
-            f"could not copy the token store {folder} to {local} ({first_line(error)}); rerun the same command"
+            f"could not copy the token store {folder} to {local} ({first_line(error)}); rerun the"
+            " same command"
         ) from error

@@ -14,7 +14,9 @@ TOKENIZER_OF_KIND = {"bpe_dropout": "bpe", "unigram_alpha": "unigram"}
 
 @dataclass(frozen=True)
 class Subwords:
-    bpe_dropout: float = key(0.0, "probability with which a merge of BPE is skipped; 0 = none", low=0.0, high=0.999)
+    bpe_dropout: float = key(
+        0.0, "probability with which a merge of BPE is skipped; 0 = none", low=0.0, high=0.999
+    )
     unigram_alpha: float = key(
         0.0, "with data.tokenizer = unigram: a segmentation x has probability P(x)^alpha over the sum of all; 0 = none, only "
         "the most probable one", low=0.0, high=100.0,
@@ -23,20 +25,25 @@ class Subwords:
     def check(self, config: Config) -> None:
         """Raise UserError for another tokenizer or task and for missing subword_nmt codes."""
         if config.data.tokenizer == "subword_nmt" and not config.data.tokenizer_model:
-            raise UserError("config.data.tokenizer = subword_nmt needs its BPE codes: set config.data.tokenizer_model.")
+            raise UserError(
+                "config.data.tokenizer = subword_nmt needs its BPE codes: set"
+                " config.data.tokenizer_model."
+            )
         for name, tokenizer in TOKENIZER_OF_KIND.items():
             if not (value := getattr(self, name)):
                 continue
             d = config.data
             if d.task != "translation" or d.tokenizer != tokenizer:
                 raise UserError(
-                    f"config.subwords.{name} = {value} needs data.task = translation and data.tokenizer = {tokenizer}, not "
-                    f"{d.task} and {d.tokenizer}."
+                    f"config.subwords.{name} = {value} needs data.task = translation and"
+                    f" data.tokenizer = {tokenizer}, not {d.task} and {d.tokenizer}."
                 )
 
 
 _HERE = "t2t_flax.extensions.subwords"
 GROUPS.add("subwords", Subwords)
-DATA_HOOKS.add(f"{_HERE}.hook", *(f"subwords.{field.name}" for field in dataclasses.fields(Subwords)))
+DATA_HOOKS.add(
+    f"{_HERE}.hook", *(f"subwords.{field.name}" for field in dataclasses.fields(Subwords))
+)
 TOKENIZERS.add("subword_nmt", f"{_HERE}.subword_nmt:SubwordNmtTokenizer")
 TOKENIZER_FILES.add("subword-nmt codes and vocabulary", f"{_HERE}.subword_nmt:SubwordNmtTokenizer")

@@ -56,7 +56,9 @@ class DrawnPairs:
     def most(self) -> int:
         """Maximum tokens of a side of a drawn pair, EOS included."""
         c = self.config
-        return min(c.max_length, c.batch_tokens, *([c.pack_length] if c.batching == "packed" else []))
+        return min(
+            c.max_length, c.batch_tokens, *([c.pack_length] if c.batching == "packed" else [])
+        )
 
     @property
     def longest(self) -> int:
@@ -76,7 +78,9 @@ class DrawnPairs:
         kept: list[int] = []
         ids: tuple[list[int], list[int]] = [], []
         lengths: tuple[list[int], list[int]] = [], []
-        for i, pair, key in zip(drawn.tolist(), samples.pairs[drawn].tolist(), keys[drawn].tolist(), strict=True):
+        for i, pair, key in zip(
+            drawn.tolist(), samples.pairs[drawn].tolist(), keys[drawn].tolist(), strict=True
+        ):
             sentences = self._draw(pair, Random(key))
             if max(map(len, sentences)) < self.most and all(sentences):
                 kept.append(i)
@@ -140,5 +144,7 @@ def _replaced(own: Sentences, at: np.ndarray, ids: np.ndarray, lengths: np.ndarr
     rest = np.delete(np.arange(len(all_lengths)), at)
     out = np.empty(int(all_lengths.sum(dtype=np.int64)), own.ids.dtype)
     out[positions(offsets[at], lengths)] = ids
-    out[positions(offsets[rest], all_lengths[rest])] = own.ids.take(positions(own.offsets[rest], all_lengths[rest]))
+    out[positions(offsets[rest], all_lengths[rest])] = own.ids.take(
+        positions(own.offsets[rest], all_lengths[rest])
+    )
     return Sentences(out, offsets, all_lengths)

@@ -21,10 +21,15 @@ class SubwordsHook(DataHook):
         for tokenizer in (tokenizers.source, tokenizers.target):
             sampler(self._kind, tokenizer, self._strength)
         config = self._config
-        return store and DrawnPairs(store, tokenizers, config.data, config.seed.data, self._kind, self._strength)
+        return store and DrawnPairs(
+            store, tokenizers, config.data, config.seed.data, self._kind, self._strength
+        )
 
     def explain(self):
-        return [f"{_NAMES[self._kind]} {self._strength:g}: each pass draws another segmentation of every pair"]
+        return [
+            f"{_NAMES[self._kind]} {self._strength:g}: each pass draws another segmentation of"
+            " every pair"
+        ]
 
 
 def hook(config: Config) -> SubwordsHook:

@@ -41,7 +41,8 @@ class Sampler(abc.ABC):
         """Raise UserError for another tokenizer or a model of another type."""
         if not isinstance(tokenizer, SentencePieceTokenizer):
             raise UserError(
-                f"config.subwords.{self.KEY} needs a SentencePiece model, not a {type(tokenizer).__name__}."
+                f"config.subwords.{self.KEY} needs a SentencePiece model, not a"
+                f" {type(tokenizer).__name__}."
             )
         from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
@@ -52,28 +53,36 @@ class Sampler(abc.ABC):
         kind = type(trainer).ModelType.Name(trainer.model_type).lower()
         if kind != self.MODEL:
             raise UserError(
-                f"config.subwords.{self.KEY} needs a SentencePiece model of type {self.MODEL}: this one is of type {kind}."
+                f"config.subwords.{self.KEY} needs a SentencePiece model of type {self.MODEL}: this"
+                f" one is of type {kind}."
             )
         self.strength = strength
         kinds = proto.SentencePiece
 
         def ids(*types: int) -> dict[str, int]:
             found = [i for i, p in enumerate(proto.pieces) if p.type in types]
-            return {proto.pieces[i].piece: ours for i, ours in zip(found, tokenizer.renumbered(found), strict=True)}
+            return {
+                proto.pieces[i].piece: ours
+                for i, ours in zip(found, tokenizer.renumbered(found), strict=True)
+            }
 
         self._normalize = SentencePieceProcessor(model_proto=tokenizer.data).normalize
         self._ids = {piece: (i,) for piece, i in ids(kinds.NORMAL, kinds.USER_DEFINED).items()}
         self._scores = {p.piece: p.score for p in proto.pieces if p.type == kinds.NORMAL}
         self._bytes = ids(kinds.BYTE)
         (self._unknown,) = ids(kinds.UNKNOWN).values()
-        whole = sorted((p.piece for p in proto.pieces if p.type == kinds.USER_DEFINED), key=len, reverse=True)
+        whole = sorted(
+            (p.piece for p in proto.pieces if p.type == kinds.USER_DEFINED), key=len, reverse=True
+        )
         self._whole = frozenset(whole)
         # User-defined pieces are never divided.
         stop = "|".join(map(re.escape, whole)) or "(?!)"
         # Without pieces that go on over the mark of a word's beginning, words are independent.
         word = f"▁(?:(?!{stop})[^▁])*|(?:(?!{stop})[^▁])+" if whole else "▁[^▁]*|[^▁]+"
         crossing = any("▁" in piece[1:] for piece in self._scores)
-        self._parts = re.compile(f"{stop}|(?:(?!{stop})[\\s\\S])+" if crossing else f"{stop}|{word}" if whole else word)
+        self._parts = re.compile(
+            f"{stop}|(?:(?!{stop})[\\s\\S])+" if crossing else f"{stop}|{word}" if whole else word
+        )
 
     def encode(self, text: str, random: Random) -> list[int]:
         """Return ids of the tokenizer, without EOS."""
@@ -192,7 +201,9 @@ class BpeDropout(Sampler):
 
     def _kept(self, random: Random) -> int:
         """Return how many merges follow before the best one is skipped."""
-        return int(math.log(1.0 - random.random()) / self._log_kept) if self._log_kept else sys.maxsize
+        return (
+            int(math.log(1.0 - random.random()) / self._log_kept) if self._log_kept else sys.maxsize
+        )
 
     def _skipped(self, random: Random) -> int:
         """Return how many merges are skipped, after the best one has been."""
@@ -243,7 +254,11 @@ class BpeDropout(Sampler):
             while heap:
                 _, at, merged = merge = heapq.heappop(heap)
                 # Otherwise, one of the two was merged with another piece meanwhile.
-                if pieces[at] and after[at] < len(pieces) and pieces[at] + pieces[after[at]] == merged:
+                if (
+                    pieces[at]
+                    and after[at] < len(pieces)
+                    and pieces[at] + pieces[after[at]] == merged
+                ):
                     return merge
             return None
 
@@ -348,4 +363,6 @@ class UnigramSampling(Sampler):
         return lattice
 
 
-SAMPLERS: dict[str, type[Sampler]] = {sampler.KEY: sampler for sampler in (BpeDropout, UnigramSampling)}
+SAMPLERS: dict[str, type[Sampler]] = {
+    sampler.KEY: sampler for sampler in (BpeDropout, UnigramSampling)
+}

@@ -36,7 +36,9 @@ class SubwordNmtTokenizer(ListTokenizer):
     def __init__(self, data: bytes):
         super().__init__(data)
         self._bpe = _segmenter(self.content["codes"])
-        self.control_symbols = {symbol: self.ids.pop(symbol) for symbol in self.content.get("symbols", ())}
+        self.control_symbols = {
+            symbol: self.ids.pop(symbol) for symbol in self.content.get("symbols", ())
+        }
 
     @staticmethod
     def inputs(data):
@@ -62,7 +64,10 @@ def read_codes(path: epath.Path) -> str:
     Raises UserError if it is missing or not a codes file.
     """
     if not path.is_file():
-        raise UserError(f"config.data.tokenizer_model: there is no file {path}; subword_nmt needs its BPE codes.")
+        raise UserError(
+            f"config.data.tokenizer_model: there is no file {path}; subword_nmt needs its BPE"
+            " codes."
+        )
     try:
         codes = [*lines(path)]
     except UserError as error:
@@ -70,7 +75,8 @@ def read_codes(path: epath.Path) -> str:
     merges = [line for line in codes if not line.startswith("#version")]
     if not merges or any(len(line.split(" ")) != 2 for line in merges):
         raise UserError(
-            f"config.data.tokenizer_model: {path} is not a file of BPE codes, which has two pieces on each line."
+            f"config.data.tokenizer_model: {path} is not a file of BPE codes, which has two pieces"
+            " on each line."
         )
     return "".join(f"{line}\n" for line in codes)
 
@@ -83,7 +89,9 @@ def _segmenter(codes: str) -> Any:
     return BPE(io.StringIO(codes))
 
 
-def with_vocabulary(codes: str, sentences: Iterable[str], symbols: Sequence[str] = ()) -> SubwordNmtTokenizer:
+def with_vocabulary(
+    codes: str, sentences: Iterable[str], symbols: Sequence[str] = ()
+) -> SubwordNmtTokenizer:
     """Build the tokenizer with the control symbols and all pieces of `sentences`.
 
     The codes make the pieces. Warns if the text does not look Moses-tokenized. Raises UserError if
@@ -95,13 +103,16 @@ def with_vocabulary(codes: str, sentences: Iterable[str], symbols: Sequence[str]
     for sentence in (split_symbols(sentence, symbols)[1] for sentence in sentences):
         words.update(sentence.split())
         count += 1
-        untokenised += count <= _INSPECTED_SENTENCES and bool(re.search(r"\w[.,!?](\s|$)", sentence))
+        untokenised += count <= _INSPECTED_SENTENCES and bool(
+            re.search(r"\w[.,!?](\s|$)", sentence)
+        )
     if not words:
         raise UserError("there is no text to build a vocabulary from: every sentence is empty")
     if untokenised > 0.3 * min(count, _INSPECTED_SENTENCES):
         log.warning(
-            "data.tokenizer = subword_nmt expects text in which Moses has put spaces around punctuation ('a dog .'), but "
-            "%d of the first %d sentences have words like 'dog.': tokenise the text first.",
+            "data.tokenizer = subword_nmt expects text in which Moses has put spaces around"
+            " punctuation ('a dog .'), but %d of the first %d sentences have words like 'dog.':"
+            " tokenise the text first.",
             untokenised,
             min(count, _INSPECTED_SENTENCES),
         )
@@ -111,4 +122,6 @@ def with_vocabulary(codes: str, sentences: Iterable[str], symbols: Sequence[str]
             pieces[piece] += count
     vocabulary = sorted(pieces, key=lambda piece: (-pieces[piece], piece))
     more = {"symbols": [*symbols]} if symbols else {}
-    return SubwordNmtTokenizer(SubwordNmtTokenizer.write([*symbols, *vocabulary], codes=codes, **more))
+    return SubwordNmtTokenizer(
+        SubwordNmtTokenizer.write([*symbols, *vocabulary], codes=codes, **more)
+    )

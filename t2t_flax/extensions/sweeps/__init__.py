@@ -8,9 +8,14 @@ from t2t_flax.registry import COMMANDS, Command
 COMMANDS.add(
     "sweep",
     Command(
-        "t2t_flax.extensions.sweeps.command", "train many variants of a config, and compare their results in a table"
+        "t2t_flax.extensions.sweeps.command",
+        "train many variants of a config, and compare their results in a table",
     ),
 )
 COMMANDS.add(
-    "compare", Command("t2t_flax.extensions.sweeps.compare_command", "test the differences between evaluated systems")
+    "compare",
+    Command(
+        "t2t_flax.extensions.sweeps.compare_command",
+        "test the differences between evaluated systems",
+    ),
 )

@@ -18,7 +18,15 @@ from t2t_flax.config.data_keys import DEFAULT_LANGUAGES
 from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json
 from t2t_flax.registry import GROUPS, METRICS, load_extensions
-from t2t_flax.tasks import SEED, Predictions, SentenceStatistics, Task, draw_sentences, resampled_scores, task_of
+from t2t_flax.tasks import (
+    SEED,
+    Predictions,
+    SentenceStatistics,
+    Task,
+    draw_sentences,
+    resampled_scores,
+    task_of,
+)
 from t2t_flax.tasks.translation import tokenizer_of
 
 LEVEL = 0.05
@@ -34,7 +42,11 @@ def read_record(path: str | os.PathLike) -> dict[str, Any]:
     """Read the evaluation record in a file. Raises UserError for another file."""
     file = epath.Path(path)
     if not file.exists() or file.is_dir():
-        raise UserError(f"there is no record {path}. {_HINT}" if not file.exists() else f"{path} is a folder. {_HINT}")
+        raise UserError(
+            f"there is no record {path}. {_HINT}"
+            if not file.exists()
+            else f"{path} is a folder. {_HINT}"
+        )
     try:
         record = parse_json(file.read_bytes())
     except ValueError:
@@ -59,18 +71,27 @@ def texts(record: dict[str, Any], path: str | os.PathLike) -> tuple[list[str], l
 
 def _read_lines(kind: str, record: dict[str, Any], path: str | os.PathLike) -> list[list[str]]:
     """Return the lines of each file of a kind ("hypotheses" or "references")."""
-    names, digests = (x if isinstance(x, list) else [x] for x in (record[kind], record["digests"][kind]))
+    names, digests = (
+        x if isinstance(x, list) else [x] for x in (record[kind], record["digests"][kind])
+    )
     sets = []
     for name, digest in zip(names, digests, strict=True):
         if os.path.basename(name) != name:
-            raise UserError(f"{path} names {name} as its {kind}, but they must be in the record's folder.")
+            raise UserError(
+                f"{path} names {name} as its {kind}, but they must be in the record's folder."
+            )
         file = epath.Path(path).parent / name
         if not file.exists():
-            raise UserError(f"the {kind} of {path} are missing: {file}. They must be in the record's folder.")
+            raise UserError(
+                f"the {kind} of {path} are missing: {file}. They must be in the record's folder."
+            )
         data = file.read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:
             count = data.count(b"\n")
-            raise UserError(f"{file} does not match {path} ({count} lines, another digest): run `evaluate` again.")
+            raise UserError(
+                f"{file} does not match {path} ({count} lines, another digest): run `evaluate`"
+                " again."
+            )
         sets.append(data.decode("utf-8").split("\n")[:-1])
     return sets
 
@@ -89,20 +110,32 @@ def task_of_record(record: dict[str, Any]) -> Task:
     data = _known_keys(Data, record["config"]["data"])
     config = Config(data=data, eval=Eval(sacrebleu_tokenizer=tokenizer_of_record(record)))
     load_extensions()
-    groups = {name: _known_keys(GROUPS[name], record["config"][name]) for name in GROUPS if name in record["config"]}
+    groups = {
+        name: _known_keys(GROUPS[name], record["config"][name])
+        for name in GROUPS
+        if name in record["config"]
+    }
     return task_of(config.with_extensions(groups))
 
 
 def _known_keys(group: type, values: dict[str, Any]) -> Any:
     """Return the group with the values of its known keys."""
     names = {item.name for item in dataclasses.fields(group)}
-    return group(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in names})
+    return group(
+        **{
+            name: tuple(v) if isinstance(v, list) else v
+            for name, v in values.items()
+            if name in names
+        }
+    )
 
 
 def tokenizer_of_record(record: dict[str, Any]) -> str:
     """Return sacreBLEU's tokenizer in a record."""
     setting = record["config"].get("eval", {}).get("sacrebleu_tokenizer", "13a")
-    return tokenizer_of(setting, record["config"]["data"].get("target_language", DEFAULT_LANGUAGES[1]))
+    return tokenizer_of(
+        setting, record["config"]["data"].get("target_language", DEFAULT_LANGUAGES[1])
+    )
 
 
 def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = "") -> str:
@@ -119,14 +152,19 @@ def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = ""
 
     if a["data"]["digest"] != b["data"]["digest"]:
         raise UserError(
-            f"the records are of different test sets: {path_a} of {describe_data(a)}, {path_b} of {describe_data(b)}. "
-            "A paired test needs two systems on the same sentences."
+            f"the records are of different test sets: {path_a} of {describe_data(a)}, {path_b} of"
+            f" {describe_data(b)}. A paired test needs two systems on the same sentences."
         )
-    for key, default in (("task", "translation"), ("pretokenized", None), ("target_language", None)):
+    for key, default in (
+        ("task", "translation"),
+        ("pretokenized", None),
+        ("target_language", None),
+    ):
         value_a, value_b = (record["config"]["data"].get(key, default) for record in (a, b))
         if value_a != value_b:
             raise UserError(
-                f"config.data.{key} is {value_a} in {path_a} and {value_b} in {path_b}: they cannot be compared."
+                f"config.data.{key} is {value_a} in {path_a} and {value_b} in {path_b}: they cannot"
+                " be compared."
             )
     task = task_of_record(a)
     names = comparable_names(task)
@@ -135,17 +173,22 @@ def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = ""
         if score in METRICS and METRICS.load(score).of_entry:
             raise UserError(_LACKS.format(path=path_a, score=score))
         name = task.config.data.task
-        raise UserError(f"systems of data.task = {name} are compared by {', '.join(names)}, not by {score!r}.")
+        raise UserError(
+            f"systems of data.task = {name} are compared by {', '.join(names)}, not by {score!r}."
+        )
     tokenizer_a, tokenizer_b = (tokenizer_of_record(record) for record in (a, b))
     if score == "sacrebleu" and tokenizer_a != tokenizer_b:
         raise UserError(
-            f"the sacreBLEU of {path_a} has tokenizer {tokenizer_a}, that of {path_b} {tokenizer_b}: evaluate one again "
-            f"with --config.eval.sacrebleu_tokenizer={tokenizer_a}."
+            f"the sacreBLEU of {path_a} has tokenizer {tokenizer_a}, that of {path_b}"
+            f" {tokenizer_b}: evaluate one again with"
+            f" --config.eval.sacrebleu_tokenizer={tokenizer_a}."
         )
     return score
 
 
-def systems(paths: Sequence[str | os.PathLike], score: str = "") -> tuple[Task, str, list[SentenceStatistics]]:
+def systems(
+    paths: Sequence[str | os.PathLike], score: str = ""
+) -> tuple[Task, str, list[SentenceStatistics]]:
     """Return the task, the metric and its sentence statistics for each record.
 
     All are on the same sentences. The default metric is the primary one. Raises UserError for a
@@ -161,7 +204,8 @@ def systems(paths: Sequence[str | os.PathLike], score: str = "") -> tuple[Task, 
         shared = shared or tuple(map(tuple, references))
         if tuple(map(tuple, references)) != shared:
             raise UserError(
-                f"{paths[0]} and {path} name the same test set, but their references differ: evaluate again."
+                f"{paths[0]} and {path} name the same test set, but their references differ:"
+                " evaluate again."
             )
         if of_entry := task.metric(score).of_entry:
             statistics.append(_stored_statistics(score, of_entry, record, path, len(hypotheses)))
@@ -170,7 +214,8 @@ def systems(paths: Sequence[str | os.PathLike], score: str = "") -> tuple[Task, 
     signatures = {each.signature() for each in statistics}
     if task.metric(score).of_entry and len(signatures) > 1:
         raise UserError(
-            f"the records have {score} of different models or settings: {' and '.join(sorted(signatures))}."
+            f"the records have {score} of different models or settings:"
+            f" {' and '.join(sorted(signatures))}."
         )
     return task, score, statistics
 
@@ -186,7 +231,10 @@ def _stored_statistics(
         raise UserError(_LACKS.format(path=path, score=score))
     statistics = of_entry(record["scores"][score])
     if len(statistics.values) != sentences:
-        raise UserError(f"{path} has {score} of {len(statistics.values)} of {sentences} sentences: evaluate again.")
+        raise UserError(
+            f"{path} has {score} of {len(statistics.values)} of {sentences} sentences: evaluate"
+            " again."
+        )
     return statistics
 
 
@@ -256,9 +304,20 @@ def compare_all(
         cells = ["", ""]
         if found:
             low, high = found["interval"]["low"], found["interval"]["high"]
-            cells = [f"{found['difference']:+.2f} [{low:+.2f}, {high:+.2f}]", f"{found['p_value']:.3g}"]
+            cells = [
+                f"{found['difference']:+.2f} [{low:+.2f}, {high:+.2f}]",
+                f"{found['p_value']:.3g}",
+            ]
         checkpoint = _checkpoint(read_record(path))
-        table.append([name, checkpoint, f"{of_sentences.corpus_score:.2f}", *cells, str(len(of_sentences.values))])
+        table.append(
+            [
+                name,
+                checkpoint,
+                f"{of_sentences.corpus_score:.2f}",
+                *cells,
+                str(len(of_sentences.values)),
+            ]
+        )
     lower = "" if metric.higher_is_better else ", lower is better"
     return table, [
         f"{metric.display_name}{lower}. Difference to {names[0]}, {note}.",

@@ -12,29 +12,41 @@ def run(argv: list[str]) -> int:
     """Return exit code 0 when the table is printed."""
     parser = arguments.parser(
         "compare",
-        "Compares systems on the same test sentences: each one's score, and its difference to the first, with 95 % interval\n"
-        "and two-sided p by paired bootstrap, corrected for the number of differences.",
-        epilog="Examples:\n"
-        "  python -m t2t_flax compare runs/a runs/b\n"
-        "  python -m t2t_flax compare runs/a/eval/test-500.json runs/a/eval/test-1000.json --score=chrf\n"
-        "  python -m t2t_flax compare runs/a runs/b --html=differences.html",
+        "Compares systems on the same test sentences: each one's score, and its difference to the"
+        " first, with 95 % interval\nand two-sided p by paired bootstrap, corrected for the number"
+        " of differences.",
+        epilog=(
+            "Examples:\n  python -m t2t_flax compare runs/a runs/b\n  python -m t2t_flax compare"
+            " runs/a/eval/test-500.json runs/a/eval/test-1000.json --score=chrf\n  python -m"
+            " t2t_flax compare runs/a runs/b --html=differences.html"
+        ),
     )
     parser.add_argument(
-        "systems", nargs="+", metavar="SYSTEM", help="record of an evaluation, or folder of a run: its final evaluation"
+        "systems",
+        nargs="+",
+        metavar="SYSTEM",
+        help="record of an evaluation, or folder of a run: its final evaluation",
     )
     parser.add_argument("--split", metavar="SET", help="test set, for runs with several")
     parser.add_argument(
         "--score",
         default="",
         metavar="SCORE",
-        help="sacrebleu (default), tokenized_bleu, paper_bleu, chrf, chrf++, ter, or a learned metric of both; parsing: f1",
+        help=(
+            "sacrebleu (default), tokenized_bleu, paper_bleu, chrf, chrf++, ter, or a learned"
+            " metric of both; parsing: f1"
+        ),
     )
     parser.add_argument("--table", metavar="FILE.csv", help="also write the table to this file")
     parser.add_argument(
-        "--html", metavar="FILE.html", help="also write a page that sets two systems side by side, sentence by sentence"
+        "--html",
+        metavar="FILE.html",
+        help="also write a page that sets two systems side by side, sentence by sentence",
     )
     parser.add_argument(
-        "--tags", metavar="FILE", help="a tag for each line of the test set, such as its domain, for the page's counts"
+        "--tags",
+        metavar="FILE",
+        help="a tag for each line of the test set, such as its domain, for the page's counts",
     )
     args, overrides = arguments.parse(parser, argv)
     if overrides:
@@ -60,7 +72,10 @@ def run(argv: list[str]) -> int:
         from t2t_flax.extensions.sweeps.compare_page import comparison_page
 
         atomic_write(
-            args.html, comparison_page(records[0], records[1], args.systems, score=args.score, tags=args.tags or "")
+            args.html,
+            comparison_page(
+                records[0], records[1], args.systems, score=args.score, tags=args.tags or ""
+            ),
         )
         print(f"page: {args.html}")
     return 0
@@ -80,10 +95,13 @@ def record_of(system: str, split: str | None) -> epath.Path:
     except (OSError, ValueError, LookupError, TypeError):
         records = {}
     if split is None and len(records) > 1:
-        raise UserError(f"{system} has the test sets {', '.join(records)}: choose one with --split=SET.")
+        raise UserError(
+            f"{system} has the test sets {', '.join(records)}: choose one with --split=SET."
+        )
     name = records.get(split or next(iter(records), ""))
     if name is None:
         raise UserError(
-            f"{system} has no final evaluation{f' of {split}' if split else ''}: name a record in its eval/."
+            f"{system} has no final evaluation{f' of {split}' if split else ''}: name a record in"
+            " its eval/."
         )
     return folder / "eval" / name

@@ -13,7 +13,13 @@ import numpy as np
 from t2t_flax.cli.lines import iterate_lines
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.html_page import filled_page
-from t2t_flax.extensions.sweeps.compare import comparable_names, compare, read_record, systems, texts
+from t2t_flax.extensions.sweeps.compare import (
+    comparable_names,
+    compare,
+    read_record,
+    systems,
+    texts,
+)
 
 LENGTHS = ((1, 10), (11, 20), (21, 30), (31, 50), (51, None))
 """Length groups of sentences: lowest, and highest or None.
@@ -23,7 +29,12 @@ Lengths are words of the first reference.
 
 
 def comparison_page(
-    path_a: str | os.PathLike, path_b: str | os.PathLike, names: Sequence[str], *, score: str = "", tags: str = ""
+    path_a: str | os.PathLike,
+    path_b: str | os.PathLike,
+    names: Sequence[str],
+    *,
+    score: str = "",
+    tags: str = "",
 ) -> str:
     """Return HTML of the difference b - a by sentences, by lengths and by tags.
 
@@ -49,24 +60,34 @@ def comparison_page(
     words = [len(line.split()) for line in references[0]]
     groups = [("words", _span(*span), _within(words, *span)) for span in LENGTHS]
     groups += [
-        ("tag", tag, [i for i, label in enumerate(labels or ()) if label == tag]) for tag in sorted(set(labels or ()))
+        ("tag", tag, [i for i, label in enumerate(labels or ()) if label == tag])
+        for tag in sorted(set(labels or ()))
     ]
     content = {
         "names": _short(names),
         "metric": metric.display_name,
         "lower": not metric.higher_is_better,
         "sentences": [
-            {"n": scored[i], "ref": [lines[i] for lines in references], "a": lines_a[i], "b": lines_b[i]}
+            {
+                "n": scored[i],
+                "ref": [lines[i] for lines in references],
+                "a": lines_a[i],
+                "b": lines_b[i],
+            }
             | {"scores": [round(float(a[i]), 2), round(float(b[i]), 2)], "words": words[i]}
             | ({"tag": labels[i]} if labels else {})
             for i in range(len(a))
         ],
         "groups": [
-            {"by": by, "name": name} | _summary(sign, a[members], b[members]) for by, name, members in groups if members
+            {"by": by, "name": name} | _summary(sign, a[members], b[members])
+            for by, name, members in groups
+            if members
         ],
     }
     notes = [_note(task.metric(found["score"]).display_name, found) for found in overall]
-    return filled_page(Path(__file__).with_name("compare_page.html"), " and ".join(names), notes, content)
+    return filled_page(
+        Path(__file__).with_name("compare_page.html"), " and ".join(names), notes, content
+    )
 
 
 def _short(names: Sequence[str]) -> list[str]:
@@ -79,7 +100,8 @@ def _short(names: Sequence[str]) -> list[str]:
 def _note(name: str, found: dict[str, Any]) -> str:
     interval = "[{low:+.2f}, {high:+.2f}]".format(**found["interval"])
     scores = (
-        f"{found['b']['score']:.2f} and {found['a']['score']:.2f}, difference {found['difference']:+.2f} {interval}"
+        f"{found['b']['score']:.2f} and {found['a']['score']:.2f}, difference"
+        f" {found['difference']:+.2f} {interval}"
     )
     return f"{name}: {scores}, p {found['p_value']:.3g} (paired bootstrap; {found['signature']})"
 
@@ -95,7 +117,9 @@ def _sentence_score(task: Any, score: str) -> str:
 def _tags(path: str, scored: Sequence[int], count: int) -> list[str]:
     lines = [*iterate_lines(path)]
     if len(lines) != count:
-        raise UserError(f"--tags={path} has {len(lines)} lines, the test set has {count}: give each its tag.")
+        raise UserError(
+            f"--tags={path} has {len(lines)} lines, the test set has {count}: give each its tag."
+        )
     return [lines[n - 1].strip() or "(none)" for n in scored]
 
 

@@ -49,7 +49,9 @@ def compare_rows(scores: Sequence[Sequence[float]], reference: int) -> list[Diff
     if not tested[reference]:
         return [None] * len(scores)
     rows = [np.asarray(row, float) for row in scores]
-    variances = np.array([row.var(ddof=1) if many else 0.0 for row, many in zip(rows, tested, strict=True)])
+    variances = np.array(
+        [row.var(ddof=1) if many else 0.0 for row, many in zip(rows, tested, strict=True)]
+    )
     # Scores are rounded when stored: two seeds that agree to the last digit do not show that there
     # is no spread.
     variances = np.maximum(variances, max(1e-6 * variances[tested].mean(), _SMALLEST))
@@ -59,8 +61,12 @@ def compare_rows(scores: Sequence[Sequence[float]], reference: int) -> list[Diff
             found.append(None)
             continue
         parts = np.array([variance / len(row), variances[reference] / len(rows[reference])])
-        freedom = float(parts.sum() ** 2 / (parts**2 / [len(row) - 1, len(rows[reference]) - 1]).sum())
-        freedom = max(1.0, freedom // 0.1 / 10)  # rounded down, so that rows share quantiles, which take up to a second
+        freedom = float(
+            parts.sum() ** 2 / (parts**2 / [len(row) - 1, len(rows[reference]) - 1]).sum()
+        )
+        freedom = max(
+            1.0, freedom // 0.1 / 10
+        )  # rounded down, so that rows share quantiles, which take up to a second
         error = np.sqrt(parts.sum() / 2)
         difference = float(row.mean() - rows[reference].mean())
         half = _critical(sum(tested), freedom) * float(error)

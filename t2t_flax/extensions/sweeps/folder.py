@@ -35,7 +35,19 @@ from t2t_flax.version import __version__, source_digest
 COMPLETE, FAILED, DIVERGED, PRUNED = "complete", "failed", "diverged", "pruned"
 STOPPED, RUNNING, WAITING = "stopped", "running", "waiting"
 ENDED = (COMPLETE, FAILED, DIVERGED, PRUNED)
-SWEEP_KEYS = {"config", "fixed", "search", "study", "seeds", "score", "selection", "baseline", "trials", "code", "cwd"}
+SWEEP_KEYS = {
+    "config",
+    "fixed",
+    "search",
+    "study",
+    "seeds",
+    "score",
+    "selection",
+    "baseline",
+    "trials",
+    "code",
+    "cwd",
+}
 _LOCK = "sweep.lock"
 _LOG_LINES, _LOG_BYTES = 25, 20_000
 """Maximum lines and bytes of the end of a log that is shown."""
@@ -195,8 +207,8 @@ def exclusive(lock: Path) -> Iterator[None]:
 
 def _no_locks(path: Path, error: OSError) -> UserError:
     return UserError(
-        f"the file system of {path} has no locks ({error.strerror}): put the sweep on a local disk or a shared file system "
-        "with locks (NFS 4)."
+        f"the file system of {path} has no locks ({error.strerror}): put the sweep on a local disk"
+        " or a shared file system with locks (NFS 4)."
     )
 
 
@@ -223,14 +235,21 @@ def open_or_create(
         dry_run: check everything, write nothing.
     """
     if is_remote(path):
-        raise UserError(f"--workdir={path}: a sweep's folder needs a file system with locks, not an object store.")
+        raise UserError(
+            f"--workdir={path}: a sweep's folder needs a file system with locks, not an object"
+            " store."
+        )
     if Path(path).exists() and not Path(path).is_dir():
         raise UserError(f"--workdir={path} is a file: give a folder.")
     folder = Folder(Path(path).absolute())
     if _is_foreign(folder.path):  # check before creating the lock file there
         raise UserError(f"--workdir={path} is not empty and holds no sweep: give a new folder.")
     entries = {t.name: {"row": t.row, "seed": t.seed, "overrides": t.overrides} for t in trials}
-    study = {"name": f"{folder.path.name}-{uuid.uuid4().hex[:8]}", "storage": storage} if sweep["search"] else None
+    study = (
+        {"name": f"{folder.path.name}-{uuid.uuid4().hex[:8]}", "storage": storage}
+        if sweep["search"]
+        else None
+    )
     sweep = sweep | {"study": study, "trials": entries, "code": code_version(), "cwd": os.getcwd()}
     with contextlib.nullcontext() if dry_run else exclusive(folder.path / _LOCK):
         exists = (folder.path / "sweep.json").exists()
@@ -246,7 +265,9 @@ def open_or_create(
         for trial in trials:
             if not (exists and folder.config(trial.name).exists()):
                 folder.write_config(trial)
-        atomic_write(folder.path / "sweep.json", json.dumps(sweep, indent=2, ensure_ascii=False) + "\n")
+        atomic_write(
+            folder.path / "sweep.json", json.dumps(sweep, indent=2, ensure_ascii=False) + "\n"
+        )
     return folder, read_sweep(folder.path)
 
 
@@ -255,7 +276,9 @@ def _is_foreign(path: Path) -> bool:
 
     A sweep whose creation was interrupted counts as a sweep.
     """
-    names = {name for name in list_names(path) if ".partial-" not in name}  # list once: another worker may write
+    names = {
+        name for name in list_names(path) if ".partial-" not in name
+    }  # list once: another worker may write
     return "sweep.json" not in names and bool(names - {_LOCK, "base.json", "configs"})
 
 
@@ -265,15 +288,19 @@ def check_host(path: Path, stored: dict[str, Any], any_code: bool) -> None:
     Also if it was created in a folder that this host does not have.
     """
     if stored["code"] != code_version() and not any_code:
-        created, current = (f"{v['version']} (source {v['digest'][:8]})" for v in (stored["code"], code_version()))
+        created, current = (
+            f"{v['version']} (source {v['digest'][:8]})" for v in (stored["code"], code_version())
+        )
         raise UserError(
-            f"{path} was created by t2t_flax {created}, and this is {current}: its trials would not be comparable. Use that "
-            "version or a new folder, or --any-code if the change does not matter."
+            f"{path} was created by t2t_flax {created}, and this is {current}: its trials would not"
+            " be comparable. Use that version or a new folder, or --any-code if the change does"
+            " not matter."
         )
     if not os.path.isdir(cwd := stored["cwd"]):
         raise UserError(
-            f"the sweep was created in {cwd}, the base of its relative paths, and this host has no such folder: join on a "
-            "host that has it, or create it (empty, if the sweep's paths are all absolute)."
+            f"the sweep was created in {cwd}, the base of its relative paths, and this host has no"
+            " such folder: join on a host that has it, or create it (empty, if the sweep's paths"
+            " are all absolute)."
         )
 
 
@@ -283,7 +310,12 @@ def code_version() -> dict[str, str]:
 
 
 def _check_same_sweep(
-    folder: Folder, stored: dict, sweep: dict, base: Config | None, trials: list[Trial], extend: bool
+    folder: Folder,
+    stored: dict,
+    sweep: dict,
+    base: Config | None,
+    trials: list[Trial],
+    extend: bool,
 ) -> None:
     differences = []
     a, b = stored["search"], sweep["search"]
@@ -293,18 +325,32 @@ def _check_same_sweep(
         differences.append(f"  search: {a!r} in the folder, {b!r} now")
     if missing := [name for name in stored["trials"] if name not in sweep["trials"]]:
         differences.append(f"  only in the folder: {', '.join(missing)}")
-    configs = [(folder.config(t.name), t.config, f"trial {t.name}: ") for t in trials if t.name in stored["trials"]]
+    configs = [
+        (folder.config(t.name), t.config, f"trial {t.name}: ")
+        for t in trials
+        if t.name in stored["trials"]
+    ]
     for path, config, label in [*configs, *([(folder.base, base, "")] if base else [])]:
         if path.exists():
             changed = config_lib.differences(config_lib.from_json(path.read_text()), config)
             changed.pop("data.cache", None)
-            lines = config_lib.format_differences(changed, "in the folder", "now", indent=f"  {label}")
+            lines = config_lib.format_differences(
+                changed, "in the folder", "now", indent=f"  {label}"
+            )
             differences += lines.splitlines()
     new = [name for name in sweep["trials"] if name not in stored["trials"]]
     if differences or new and not extend:
-        advice = "or the command of this sweep" if differences else "or add them to this one with --extend"
-        lines = "\n".join(dict.fromkeys(differences + ([f"  only now: {', '.join(new)}"] if new else [])))
-        raise UserError(f"{folder.path} holds another sweep:\n{lines}\nUse another --workdir, {advice}.")
+        advice = (
+            "or the command of this sweep"
+            if differences
+            else "or add them to this one with --extend"
+        )
+        lines = "\n".join(
+            dict.fromkeys(differences + ([f"  only now: {', '.join(new)}"] if new else []))
+        )
+        raise UserError(
+            f"{folder.path} holds another sweep:\n{lines}\nUse another --workdir, {advice}."
+        )
 
 
 def read_sweep(path: str | os.PathLike, *, proposals: bool = True) -> dict[str, Any]:
@@ -317,17 +363,25 @@ def read_sweep(path: str | os.PathLike, *, proposals: bool = True) -> dict[str, 
     try:
         stored = _read_json(file)
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path} has no sweep.json: give the --workdir of a `sweep` command.") from None
+        raise UserError(
+            f"{path} has no sweep.json: give the --workdir of a `sweep` command."
+        ) from None
     if not SWEEP_KEYS <= stored.keys() or not isinstance(stored["trials"], dict):
         raise UserError(f"{file} is damaged: a sweep has the keys {', '.join(sorted(SWEEP_KEYS))}.")
     trials = dict(stored["trials"])
     if stored["search"] and proposals:
         keys = stored["search"]["space"]
-        for name in sorted(name.removesuffix(".json") for name in list_names(folder.path / "configs")):
+        for name in sorted(
+            name.removesuffix(".json") for name in list_names(folder.path / "configs")
+        ):
             if ".partial-" not in name:
                 values = folder.read_config(name)
                 overrides = {key: as_text(values.value(key)) for key in keys}
-                trials[name] = {"row": name.removesuffix(",seed=0"), "seed": 0, "overrides": overrides}
+                trials[name] = {
+                    "row": name.removesuffix(",seed=0"),
+                    "seed": 0,
+                    "overrides": overrides,
+                }
     for name, trial in trials.items():
         _check_trial(file, name, trial)
     return stored | {"trials": trials}
@@ -350,8 +404,12 @@ def _check_trial(file: Path, name: Any, trial: Any) -> None:
     The names of trials and rows must be valid folder names.
     """
     types = {"row": str, "seed": int, "overrides": dict}
-    if not isinstance(trial, dict) or not all(isinstance(trial.get(key), kind) for key, kind in types.items()):
+    if not isinstance(trial, dict) or not all(
+        isinstance(trial.get(key), kind) for key, kind in types.items()
+    ):
         raise UserError(f"{file} is damaged: trial {name} needs a row, a seed and overrides.")
     for text in (name, trial["row"]):
         if not is_folder_name(text):
-            raise UserError(f"{file} has the name {text!r}: trials and rows need names that a folder can have.")
+            raise UserError(
+                f"{file} has the name {text!r}: trials and rows need names that a folder can have."
+            )

@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps.compare import LEVEL, check_comparable, comparable_names, read_record, task_of_record
+from t2t_flax.extensions.sweeps.compare import (
+    LEVEL,
+    check_comparable,
+    comparable_names,
+    read_record,
+    task_of_record,
+)
 from t2t_flax.extensions.sweeps.differences import Difference, compare_rows
 from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, FAILED, Folder, read_sweep
 from t2t_flax.extensions.sweeps.results import (
@@ -35,7 +41,12 @@ from t2t_flax.filesystem import atomic_write
 from t2t_flax.tasks import lower_is_better, task_of
 
 _NUMERIC = ("mean", "spread", "seeds")
-_STYLE = {"svg.hashsalt": "sweep", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+_STYLE = {
+    "svg.hashsalt": "sweep",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 9,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +84,9 @@ class Row:
         return self.states.get(DIVERGED, 0) + self.states.get(FAILED, 0)
 
 
-def make_rows(folder: Folder, sweep: dict[str, Any], score: str, baseline: str = "") -> tuple[list[Row], str]:
+def make_rows(
+    folder: Folder, sweep: dict[str, Any], score: str, baseline: str = ""
+) -> tuple[list[Row], str]:
     """Return the rows of a sweep, best first, and the name of the reference row.
 
     The reference is `baseline`, or the best row. Rows with diverged or failed seeds come after the
@@ -82,7 +95,9 @@ def make_rows(folder: Folder, sweep: dict[str, Any], score: str, baseline: str =
     names = list(dict.fromkeys(trial["row"] for trial in sweep["trials"].values()))
     reference = baseline and folder_name(baseline)
     if reference and reference not in names:
-        raise UserError(f"there is no row {baseline!r} to compare with; the rows are {', '.join(names)}.")
+        raise UserError(
+            f"there is no row {baseline!r} to compare with; the rows are {', '.join(names)}."
+        )
     selection, missing = selection_score(sweep, score), None
     table, anchor = [], ""
     for name in names:
@@ -105,7 +120,12 @@ def make_rows(folder: Folder, sweep: dict[str, Any], score: str, baseline: str =
     if missing and not any(row.scores for row in table):
         raise missing
     sign = 1 if lower_is_better(selection) else -1
-    table.sort(key=lambda row: (row.lost, sign * np.mean(list(row.selection.values())) if row.selection else math.inf))
+    table.sort(
+        key=lambda row: (
+            row.lost,
+            sign * np.mean(list(row.selection.values())) if row.selection else math.inf,
+        )
+    )
     reference = reference or (table[0].name if table and table[0].scores else "")
     scored = [row for row in table if row.scores]
     if reference in (row.name for row in scored):
@@ -132,7 +152,9 @@ def _check_comparable(folder: Folder, trial: str, anchor: str, score: str) -> No
     if path:
         record, name = read_record(path), score.rpartition(":")[2]
         known = comparable_names(task_of_record(record))
-        check_comparable(read_record(first), record, first, path, name if name in known else known[-1])
+        check_comparable(
+            read_record(first), record, first, path, name if name in known else known[-1]
+        )
 
 
 def report(path: Path, *, score: str = "", baseline: str = "") -> str:
@@ -145,7 +167,11 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
     score = score or sweep["score"]
     table, reference = make_rows(folder, sweep, score, baseline or sweep["baseline"])
     selection = selection_score(sweep, score)
-    columns = ("row", *([selection] if selection != score else []), "mean" if selection == score else score)
+    columns = (
+        "row",
+        *([selection] if selection != score else []),
+        "mean" if selection == score else score,
+    )
     columns += ("spread", "seeds", "difference", "verdict", "trials")
     lines = [_line(row, reference, score, with_selection=selection != score) for row in table]
     notes = _notes(folder, table, score, selection, reference)
@@ -153,14 +179,18 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
     if plot:
         atomic_write(out / "scores.svg", plot)
     rows = markdown_table(columns, lines, right=_NUMERIC)
-    text = "\n".join([f"# {sweep['config']}: {score}", "", rows, "", *(f"- {note}" for note in notes)])
+    text = "\n".join(
+        [f"# {sweep['config']}: {score}", "", rows, "", *(f"- {note}" for note in notes)]
+    )
     atomic_write(out / "report.md", text + ("\n\n![scores](scores.svg)\n" if plot else "\n"))
     atomic_write(out / "report.html", _page(folder, sweep, text, plot))
     atomic_write(out / "trials.csv", csv_text(*_trial_table(folder, sweep, score)))
     return f"{text}\nreport: {out}/report.html"
 
 
-def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:
+def markdown_table(
+    columns: Sequence[str], lines: Sequence[Sequence[str]], *, right: Sequence[str] = ()
+) -> str:
     """Return a Markdown table, padded for terminals.
 
     Args:
@@ -168,9 +198,15 @@ def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]], *, ri
     """
     rows = [[cell.replace("|", "\\|") for cell in row] for row in (columns, *lines)]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
-    rules = ["-" * (width - 1) + (":" if name in right else "-") for name, width in zip(columns, widths, strict=True)]
+    rules = [
+        "-" * (width - 1) + (":" if name in right else "-")
+        for name, width in zip(columns, widths, strict=True)
+    ]
     padded = [
-        [cell.rjust(w) if name in right else cell.ljust(w) for name, w, cell in zip(columns, widths, row, strict=True)]
+        [
+            cell.rjust(w) if name in right else cell.ljust(w)
+            for name, w, cell in zip(columns, widths, row, strict=True)
+        ]
         for row in (rows[0], rules, *rows[1:])
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in padded)
@@ -219,20 +255,33 @@ def verdict(row: Row, reference: str, score: str) -> str:
     return "better" if (row.difference.difference > 0) != lower_is_better(score) else "worse"
 
 
-def _notes(folder: Folder, table: list[Row], score: str, selection: str, reference: str) -> list[str]:
+def _notes(
+    folder: Folder, table: list[Row], score: str, selection: str, reference: str
+) -> list[str]:
     """Return sentences that explain the columns of the table."""
     lower = " (lower is better)" if lower_is_better(score) else ""
     notes = [f"Mean and spread (standard deviation) of {score}{lower} over seeds."]
     if selection != score:
-        notes.append(f"Rows are ranked by {selection}, on the validation set; {score} is of the test set.")
-        if is_per_token(selection) and len({tokenizer_digest(folder, row.trials[0]) for row in table}) > 1:
-            notes.append(f"The ranks mean little: {selection} is per token, and rows have different tokenizers.")
+        notes.append(
+            f"Rows are ranked by {selection}, on the validation set; {score} is of the test set."
+        )
+        if (
+            is_per_token(selection)
+            and len({tokenizer_digest(folder, row.trials[0]) for row in table}) > 1
+        ):
+            notes.append(
+                f"The ranks mean little: {selection} is per token, and rows have different"
+                " tokenizers."
+            )
     elif not score.startswith("valid_"):
-        notes.append(f"No score of the validation set: ranked by {score} on the test set, which flatters the best row.")
+        notes.append(
+            f"No score of the validation set: ranked by {score} on the test set, which flatters the"
+            " best row."
+        )
     if any(row.difference for row in table):
         notes.append(
-            f"Difference: to {reference}, with 95 % interval and two-sided p over seeds, both for all pairs of rows (Games and "
-            "Howell)."
+            f"Difference: to {reference}, with 95 % interval and two-sided p over seeds, both for"
+            " all pairs of rows (Games and Howell)."
         )
     elif sum(bool(row.scores) for row in table) > 1:
         notes.append("No differences: they need two seeds of a row and of the reference.")
@@ -249,16 +298,37 @@ def _test_note(folder: Folder, table: list[Row]) -> list[str]:
     name = task_of(config).metrics[0].name
     try:
         complete = [trial for trial in best.trials if folder.state(trial) == COMPLETE]
-        scores = [x for x in (trial_score(folder, trial, name) for trial in complete) if x is not None]
+        scores = [
+            x for x in (trial_score(folder, trial, name) for trial in complete) if x is not None
+        ]
     except UserError as error:
         return [f"No test score of the best row: {error}"]
     shown = ", ".join(f"{x:.2f}" for x in scores)
-    return [f"Test score of the best row, {best.name}: {name} {np.mean(scores):.2f} ({shown})."] if scores else []
+    return (
+        [f"Test score of the best row, {best.name}: {name} {np.mean(scores):.2f} ({shown})."]
+        if scores
+        else []
+    )
 
 
-def _trial_table(folder: Folder, sweep: dict[str, Any], score: str) -> tuple[tuple[str, ...], list[list[Any]]]:
-    keys = list(dict.fromkeys(key for trial in sweep["trials"].values() for key in trial["overrides"]))
-    header = ("trial", "row", "seed", "state", "score", "updates", "seconds", *keys, "record", "command")
+def _trial_table(
+    folder: Folder, sweep: dict[str, Any], score: str
+) -> tuple[tuple[str, ...], list[list[Any]]]:
+    keys = list(
+        dict.fromkeys(key for trial in sweep["trials"].values() for key in trial["overrides"])
+    )
+    header = (
+        "trial",
+        "row",
+        "seed",
+        "state",
+        "score",
+        "updates",
+        "seconds",
+        *keys,
+        "record",
+        "command",
+    )
     lines = []
     for name, trial in sweep["trials"].items():
         values: list[Any] = ["", "", "", ""]
@@ -266,12 +336,22 @@ def _trial_table(folder: Folder, sweep: dict[str, Any], score: str) -> tuple[tup
             try:
                 marker = complete_marker(folder, name)
                 seconds = round(sum(marker.get("seconds", {}).values()), 1)
-                values = [trial_score(folder, name, score), marker["step"], seconds, record_path(folder, name, score)]
+                values = [
+                    trial_score(folder, name, score),
+                    marker["step"],
+                    seconds,
+                    record_path(folder, name, score),
+                ]
             except (UserError, KeyError):
                 values = ["damaged", "", "", ""]
-        command = f"python -m t2t_flax train --config={shlex.quote(str(folder.config(name)))} --workdir=DIR"
+        command = (
+            f"python -m t2t_flax train --config={shlex.quote(str(folder.config(name)))}"
+            " --workdir=DIR"
+        )
         line = [name, trial["row"], trial["seed"], folder.displayed_state(name), *values[:3]]
-        lines.append([*line, *(trial["overrides"].get(key, "") for key in keys), values[3], command])
+        lines.append(
+            [*line, *(trial["overrides"].get(key, "") for key in keys), values[3], command]
+        )
     return header, lines
 
 
@@ -279,14 +359,27 @@ def _page(folder: Folder, sweep: dict[str, Any], text: str, plot: str) -> str:
     """Return the report as one HTML file, with the logs of trials that failed."""
     code = sweep["code"]
     fixed = "".join(f", {key} = {value}" for key, value in sweep["fixed"].items())
-    about = f"{len(sweep['trials'])} trials{fixed}; t2t_flax {code['version']}, source {code['digest']}"
+    about = (
+        f"{len(sweep['trials'])} trials{fixed}; t2t_flax {code['version']}, source {code['digest']}"
+    )
     body = [f"<pre>{html.escape(text)}</pre>", plot or "<p>A plot needs scores and matplotlib.</p>"]
     for name in sweep["trials"]:
         if folder.state(name) in (FAILED, DIVERGED):
-            heading, log = f"{name}: {folder.state(name)}, {folder.reason(name)}", folder.log_tail(name)
+            heading, log = (
+                f"{name}: {folder.state(name)}, {folder.reason(name)}",
+                folder.log_tail(name),
+            )
             body.append(f"<h3>{html.escape(heading)}</h3><pre>{html.escape(log)}</pre>")
     head = f'<meta charset="utf-8"><title>{html.escape(sweep["config"])}</title>'
-    return "\n".join(['<!doctype html>\n<html lang="en">', head, *body, f"<p>{html.escape(about)}</p>", "</html>\n"])
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en">',
+            head,
+            *body,
+            f"<p>{html.escape(about)}</p>",
+            "</html>\n",
+        ]
+    )
 
 
 def make_plot(table: list[Row], score: str, reference: str) -> str:
@@ -320,10 +413,18 @@ def plot_scores(table: list[Row], score: str, reference: str) -> Any:
         if base is not None and row.difference:
             ends = base + row.difference.low, base + row.difference.high
             axes.plot(ends, (y, y), color="tab:orange", lw=2, solid_capstyle="butt")
-        axes.plot(list(row.scores.values()), [y] * len(row.scores), "o", ms=3.5, alpha=0.6, color="tab:blue")
+        axes.plot(
+            list(row.scores.values()),
+            [y] * len(row.scores),
+            "o",
+            ms=3.5,
+            alpha=0.6,
+            color="tab:blue",
+        )
     axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(
-        f"{score}: a dot per seed; bars are the intervals of the table, from the mean of {reference} (dashed)"
+        f"{score}: a dot per seed; bars are the intervals of the table, from the mean of"
+        f" {reference} (dashed)"
     )
     return figure

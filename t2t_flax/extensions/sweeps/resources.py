@@ -36,7 +36,8 @@ def divide_machine(parts: int) -> list[Resources]:
         cores = list(range(os.cpu_count() or 1))
     if parts > len(cores):
         raise UserError(
-            f"--parallel={parts} needs one core per trial, and this machine has {len(cores)}: use {len(cores)} or fewer."
+            f"--parallel={parts} needs one core per trial, and this machine has {len(cores)}: use"
+            f" {len(cores)} or fewer."
         )
     resources = []
     for i, (environment, devices) in enumerate(_divide_accelerators(parts)):
@@ -56,7 +57,8 @@ def _divide_accelerators(parts: int) -> list[tuple[dict[str, str], str]]:
         return [({}, "")] * parts
     if parts != len(chips):
         raise UserError(
-            f"--parallel={parts}: a TPU host runs 1 trial on all its chips, or {len(chips)} with one chip each."
+            f"--parallel={parts}: a TPU host runs 1 trial on all its chips, or {len(chips)} with"
+            " one chip each."
         )
     bounds = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1"}
     return [(bounds | {"TPU_VISIBLE_CHIPS": str(i)}, f", chip {i}") for i in range(parts)]
@@ -64,16 +66,24 @@ def _divide_accelerators(parts: int) -> list[tuple[dict[str, str], str]]:
 
 def _divide_gpus(parts: int, gpus: list[str]) -> list[tuple[dict[str, str], str]]:
     if max(parts, len(gpus)) % min(parts, len(gpus)):
-        raise UserError(f"--parallel={parts} does not divide {len(gpus)} GPUs evenly: use a divisor or a multiple.")
+        raise UserError(
+            f"--parallel={parts} does not divide {len(gpus)} GPUs evenly: use a divisor or a"
+            " multiple."
+        )
     if parts <= len(gpus):
         count = len(gpus) // parts
         groups = [",".join(gpus[i * count : (i + 1) * count]) for i in range(parts)]
         return [({"CUDA_VISIBLE_DEVICES": group}, f", GPU {group}") for group in groups]
     per_gpu = parts // len(gpus)
     fraction = f"{_GPU_MEMORY_FRACTION / per_gpu:.3f}"
-    memory = {"XLA_PYTHON_CLIENT_MEM_FRACTION": fraction, "XLA_CLIENT_MEM_FRACTION": ""}  # JAX refuses both
+    memory = {
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": fraction,
+        "XLA_CLIENT_MEM_FRACTION": "",
+    }  # JAX refuses both
     shared = [gpus[i // per_gpu] for i in range(parts)]
-    return [({"CUDA_VISIBLE_DEVICES": gpu} | memory, f", 1/{per_gpu} of GPU {gpu}") for gpu in shared]
+    return [
+        ({"CUDA_VISIBLE_DEVICES": gpu} | memory, f", 1/{per_gpu} of GPU {gpu}") for gpu in shared
+    ]
 
 
 def visible_gpus() -> list[str]:
@@ -83,5 +93,7 @@ def visible_gpus() -> list[str]:
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1"]
+        return [
+            name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1"
+        ]
     return [str(i) for i in range(len(glob.glob("/dev/nvidia[0-9]*")))]

@@ -26,7 +26,9 @@ def default_score(config: Config) -> str:
 
     If the trials evaluate neither, it is the task's main score on the test set.
     """
-    return validation_score(config) or (task_of(config).metrics[0].name if config.data.test else "valid_nll")
+    return validation_score(config) or (
+        task_of(config).metrics[0].name if config.data.test else "valid_nll"
+    )
 
 
 def validation_score(config: Config) -> str:
@@ -55,27 +57,38 @@ def check_score(name: str, config: Config) -> None:
     decoded = [f"valid_{metric.training_name}" for metric in task.validation_metrics()]
     if split == "valid":
         score, _, of_set = name.partition("/")
-        sets = [each.removeprefix(VALID_PREFIX) for each in config.data.valid_sets if each != "valid"]
+        sets = [
+            each.removeprefix(VALID_PREFIX) for each in config.data.valid_sets if each != "valid"
+        ]
     else:
         of_set, _, score = name.rpartition(":")
         sets = list(config.data.test_sets)
     if score not in (final if split == "test" else with_loss + decoded):
         scores = ", ".join(final + with_loss + decoded)
         raise UserError(
-            f"there is no score {name!r} for data.task = {config.data.task}; the scores are {scores}, and of named sets "
-            "SET:SCORE and valid_SCORE/SET."
+            f"there is no score {name!r} for data.task = {config.data.task}; the scores are"
+            f" {scores}, and of named sets SET:SCORE and valid_SCORE/SET."
         )
     if of_set and of_set not in sets:
-        raise UserError(f"there is no score {name}: config.data.{split} has {', '.join(sets) or 'no sets with names'}.")
+        raise UserError(
+            f"there is no score {name}: config.data.{split} has"
+            f" {', '.join(sets) or 'no sets with names'}."
+        )
     if not getattr(config.data, split):
-        raise UserError(f"the score {name} is of config.data.{split}, and config.data.{split} is empty.")
+        raise UserError(
+            f"the score {name} is of config.data.{split}, and config.data.{split} is empty."
+        )
     e, steps = config.eval, config.train.steps
     if score in with_loss and not (0 < e.every_steps <= steps or e.every_epochs):
         raise UserError(
-            f"the score {name} needs config.eval.every_epochs, or config.eval.every_steps of 1 to {steps} (config.train.steps)."
+            f"the score {name} needs config.eval.every_epochs, or config.eval.every_steps of 1 to"
+            f" {steps} (config.train.steps)."
         )
     if score in decoded and not 0 < e.decode_every_steps <= steps:
-        raise UserError(f"the score {name} needs config.eval.decode_every_steps of 1 to {steps} (config.train.steps).")
+        raise UserError(
+            f"the score {name} needs config.eval.decode_every_steps of 1 to {steps}"
+            " (config.train.steps)."
+        )
 
 
 def trial_score(folder: Folder, name: str, metric: str) -> float | None:
@@ -110,7 +123,9 @@ def is_per_token(score: str) -> bool:
 def tokenizer_digest(folder: Folder, name: str) -> str:
     """Return a digest of the tokenizers of a trial."""
     files = sorted((folder.workdir(name) / "tokenizer").glob("*.model"))
-    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
+    return hashlib.sha256(
+        b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)
+    ).hexdigest()
 
 
 def selection_score(sweep: dict[str, Any], metric: str) -> str:
@@ -131,7 +146,9 @@ def record_path(folder: Folder, name: str, metric: str) -> str:
         records = complete_marker(folder, name)["records"]
         file = records.get(test_set, "") if test_set else next(iter(records.values()), "")
         if test_set and not file:
-            raise MissingScore(f"{folder.workdir(name)} has no record of the test set {test_set!r}.")
+            raise MissingScore(
+                f"{folder.workdir(name)} has no record of the test set {test_set!r}."
+            )
         if os.path.basename(file) != file:
             raise UserError(f"{path} has the record {file}: expected the name of a file in eval/.")
     return str(folder.workdir(name) / "eval" / file) if file else ""

@@ -67,7 +67,11 @@ class SearchTrials:
     def open(self) -> list[str]:
         """Return the trials whose end the study does not know."""
         states = self._optuna.trial.TrialState
-        return [t.user_attrs[_NAME] for t in self._trials() if t.state == states.RUNNING and _NAME in t.user_attrs]
+        return [
+            t.user_attrs[_NAME]
+            for t in self._trials()
+            if t.state == states.RUNNING and _NAME in t.user_attrs
+        ]
 
     def propose(self) -> bool:
         """Add one trial with a new config.
@@ -99,17 +103,23 @@ class SearchTrials:
                 repeated = proposal.params in proposed
                 proposed.append(proposal.params)
                 try:
-                    trial = make_trial(str(self._folder.base), fixed, proposal.params, _row_name(proposal), 0)
+                    trial = make_trial(
+                        str(self._folder.base), fixed, proposal.params, _row_name(proposal), 0
+                    )
                     if not repeated and config_lib.to_json(trial.config) not in configs:
                         self._folder.write_config(trial)
                         proposal.set_user_attr(_NAME, trial.name)
                         return True
-                except UserError as error:  # invalid combination, such as heads that do not divide d_model
+                except (
+                    UserError
+                ) as error:  # invalid combination, such as heads that do not divide d_model
                     reason = error
                 self._study.tell(proposal, state=states.FAIL)
                 if repeated:
                     self._study.enqueue_trial(other)
-        raise UserError(f"the search proposed only invalid or repeated configs, the last error: {reason}")
+        raise UserError(
+            f"the search proposed only invalid or repeated configs, the last error: {reason}"
+        )
 
     def _other_row(self, proposed: list[dict[str, Any]], number: int) -> dict[str, Any] | None:
         """Return a random row of the space that was not proposed; None if there is none."""
@@ -137,12 +147,16 @@ class SearchTrials:
         for step, value in new:
             trial.report(value, step)
         steps = self._folder.read_config(name).train.steps
-        if not self._search.prune or not new or new[-1][0] >= steps:  # at the end, stopping saves nothing
+        if (
+            not self._search.prune or not new or new[-1][0] >= steps
+        ):  # at the end, stopping saves nothing
             return False
         pruners = self._optuna.pruners
         first = max(1, steps // 4)
         if self._search.prune == "halving":
-            self._study.pruner = pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=2)
+            self._study.pruner = pruners.SuccessiveHalvingPruner(
+                min_resource=first, reduction_factor=2
+            )
         else:
             self._study.pruner = pruners.MedianPruner(n_startup_trials=1, n_warmup_steps=first)
         return trial.should_prune()
@@ -158,7 +172,13 @@ class SearchTrials:
         if state == COMPLETE:
             with contextlib.suppress(UserError):  # a damaged record costs its trial, not the search
                 value = trial_score(self._folder, name, self._search.metric)
-        told = states.PRUNED if state in (PRUNED, DIVERGED) else states.FAIL if value is None else states.COMPLETE
+        told = (
+            states.PRUNED
+            if state in (PRUNED, DIVERGED)
+            else states.FAIL
+            if value is None
+            else states.COMPLETE
+        )
         number = self._trial(name).number
         self._study.tell(number, value, state=told, skip_if_finished=True)
 

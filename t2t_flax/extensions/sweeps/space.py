@@ -54,7 +54,10 @@ def zipped(*parts: Sequence[Overrides]) -> list[Overrides]:
     Raises UserError for parts of different lengths, or that set the same key.
     """
     if len({len(part) for part in parts}) > 1:
-        raise UserError(f"zipped() needs parts of equal length; these have {', '.join(str(len(p)) for p in parts)}.")
+        raise UserError(
+            "zipped() needs parts of equal length; these have"
+            f" {', '.join(str(len(p)) for p in parts)}."
+        )
     return [_merge(rows) for rows in zip(*parts, strict=True)]
 
 
@@ -94,7 +97,9 @@ def integers(low: int, high: int, *, log: bool = False) -> Any:
 def choice(*values: Any) -> Any:
     """Return a choice among the values."""
     scalars = (bool, int, float, str, type(None))
-    return _distribution("CategoricalDistribution", [x if isinstance(x, scalars) else as_text(x) for x in values])
+    return _distribution(
+        "CategoricalDistribution", [x if isinstance(x, scalars) else as_text(x) for x in values]
+    )
 
 
 def _distribution(kind: str, *arguments: Any, **options: Any) -> Any:
@@ -143,14 +148,17 @@ class Search:
         for key, values in self.space.items():
             if not hasattr(values, "to_internal_repr"):
                 raise UserError(
-                    f"the search space has {values!r} for {key}: use choice(...), uniform(low, high) or another range."
+                    f"the search space has {values!r} for {key}: use choice(...), uniform(low,"
+                    " high) or another range."
                 )
         if not self.space or self.count < 1:
-            raise UserError(f"a search needs a space and a count of at least 1: count = {self.count}.")
+            raise UserError(
+                f"a search needs a space and a count of at least 1: count = {self.count}."
+            )
         if not self.metric.startswith("valid_"):
             raise UserError(
-                f"a search that selects by {self.metric} fits the test set: name a score of the validation set, such as "
-                "valid_nll or valid_bleu."
+                f"a search that selects by {self.metric} fits the test set: name a score of the"
+                " validation set, such as valid_nll or valid_bleu."
             )
 
     def validate(self) -> None:
@@ -173,7 +181,12 @@ class Search:
         require("optuna", "sweep", "a search")
         from optuna.distributions import json_to_distribution
 
-        return Search(**(values | {"space": {key: json_to_distribution(x) for key, x in values["space"].items()}}))
+        return Search(
+            **(
+                values
+                | {"space": {key: json_to_distribution(x) for key, x in values["space"].items()}}
+            )
+        )
 
 
 def as_text(value: Any) -> str:

@@ -45,7 +45,9 @@ def expand(path: str, fixed: dict[str, str], rows: Sequence[Overrides], seeds: i
         fixed: overrides of every trial.
     """
     pairs = zip(rows, row_names(rows), strict=True)
-    trials = [make_trial(path, fixed, row, name, seed) for row, name in pairs for seed in range(seeds)]
+    trials = [
+        make_trial(path, fixed, row, name, seed) for row, name in pairs for seed in range(seeds)
+    ]
     first_row: dict[str, str] = {}
     for trial in (t for t in trials if not t.seed):
         row = first_row.setdefault(config_lib.to_json(trial.config), trial.row)
@@ -59,7 +61,9 @@ def make_trial(path: str, fixed: dict[str, str], row: Overrides, name: str, seed
     try:
         overrides = {key: as_text(value) for key, value in row.items() if key != NAME}
         if repeated := overrides.keys() & fixed.keys():
-            raise UserError(f"{', '.join(repeated)} is varied by the sweep and fixed by --config.KEY=VALUE.")
+            raise UserError(
+                f"{', '.join(repeated)} is varied by the sweep and fixed by --config.KEY=VALUE."
+            )
         base = config_lib.load_config(path, fixed, overrides)
         overrides |= _seed_overrides(base, overrides, seed)
         config = config_lib.load_config(path, fixed, overrides)
@@ -72,7 +76,9 @@ def _seed_overrides(base: Config, overrides: dict[str, str], seed: int) -> dict[
     if not seed:
         return {}
     if varied := [key for key in SEED_KEYS if key in overrides]:
-        raise UserError(f"{', '.join(varied)} is varied by the sweep, so each row has one seed (--seeds=1).")
+        raise UserError(
+            f"{', '.join(varied)} is varied by the sweep, so each row has one seed (--seeds=1)."
+        )
     return {key: str(base.value(key) + seed) for key in SEED_KEYS}
 
 
@@ -84,8 +90,8 @@ def row_names(rows: Sequence[Overrides]) -> list[str]:
     for i, row in enumerate(rows):
         if not isinstance(row, dict) or not isinstance(row.get(NAME, ""), str):
             raise UserError(
-                f"row {i} of the sweep is {row!r}, expected a dict of overrides whose {NAME}, if it has one, is text: join the "
-                "lists of over(...) with product, zipped or concat."
+                f"row {i} of the sweep is {row!r}, expected a dict of overrides whose {NAME}, if it"
+                " has one, is text: join the lists of over(...) with product, zipped or concat."
             )
     short = short_keys(key for row in rows for key in row if key != NAME)
     names = []
@@ -94,13 +100,18 @@ def row_names(rows: Sequence[Overrides]) -> list[str]:
         names.append(folder_name(row.get(NAME) or ",".join(values) or "base"))
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        raise UserError(f"two rows of the sweep are both named {repeated[0]!r}: their trials would share a folder.")
+        raise UserError(
+            f"two rows of the sweep are both named {repeated[0]!r}: their trials would share a"
+            " folder."
+        )
     return names
 
 
 def search_row_name(params: Overrides) -> str:
     """Return the name of a proposed row; a label, in which floats have four digits."""
-    return row_names([{key: float(f"{x:.4g}") if isinstance(x, float) else x for key, x in params.items()}])[0]
+    return row_names(
+        [{key: float(f"{x:.4g}") if isinstance(x, float) else x for key, x in params.items()}]
+    )[0]
 
 
 def short_keys(keys: Iterable[str]) -> dict[str, str]:
@@ -131,7 +142,11 @@ def is_folder_name(name: Any) -> bool:
     It must be a single path component without special characters, with room for a row's index and
     the seed.
     """
-    return isinstance(name, str) and name == _replace_special(name) and len(name.encode()) <= _MAX_NAME_BYTES + 32
+    return (
+        isinstance(name, str)
+        and name == _replace_special(name)
+        and len(name.encode()) <= _MAX_NAME_BYTES + 32
+    )
 
 
 def _replace_special(text: str) -> str:

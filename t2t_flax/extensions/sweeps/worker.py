@@ -19,7 +19,16 @@ from t2t_flax.config.overrides import values_of_user
 from t2t_flax.distributed.signals import STOP_SIGNALS
 from t2t_flax.extensions.shared.processes import RUNS_FOLDER, child_environment
 from t2t_flax.extensions.sweeps import child_process
-from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, ENDED, FAILED, PRUNED, STOPPED, Claim, Folder
+from t2t_flax.extensions.sweeps.folder import (
+    COMPLETE,
+    DIVERGED,
+    ENDED,
+    FAILED,
+    PRUNED,
+    STOPPED,
+    Claim,
+    Folder,
+)
 from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.process_setup import ALONE
 
@@ -79,7 +88,9 @@ class ListedTrials:
         pass
 
 
-def start_training(folder: Folder, name: str, resources: Resources, cwd: str, descriptor: int) -> subprocess.Popen:
+def start_training(
+    folder: Folder, name: str, resources: Resources, cwd: str, descriptor: int
+) -> subprocess.Popen:
     """Start the process that trains a trial.
 
     Args:
@@ -107,11 +118,25 @@ def training_command(folder: Folder, name: str, resources: Resources) -> list[st
 
     Its data is in the sweep's folder unless the config names a cache.
     """
-    train = ["t2t_flax", "train", f"--config={folder.config(name)}", f"--workdir={folder.workdir(name)}"]
+    train = [
+        "t2t_flax",
+        "train",
+        f"--config={folder.config(name)}",
+        f"--workdir={folder.workdir(name)}",
+    ]
     values = {"data.cache": folder.path / "data"} | values_of_user(folder.read_config(name))
     train += [f"--config.{key}={value}" for key, value in values.items()]
     cores = ",".join(map(str, resources.cores)) or "-"
-    return [sys.executable, "-S", child_process.__file__, str(os.getpid()), cores, sys.executable, "-m", *train]
+    return [
+        sys.executable,
+        "-S",
+        child_process.__file__,
+        str(os.getpid()),
+        cores,
+        sys.executable,
+        "-m",
+        *train,
+    ]
 
 
 @dataclasses.dataclass
@@ -145,7 +170,9 @@ class Worker:
         dies.
         """
         with ThreadPoolExecutor(len(self.resources)) as pool:
-            threads = [pool.submit(self._train_until_done, resources) for resources in self.resources]
+            threads = [
+                pool.submit(self._train_until_done, resources) for resources in self.resources
+            ]
             ended, _ = wait(threads, return_when=FIRST_EXCEPTION)
             if any(thread.exception() for thread in ended):
                 self.stop.set()
@@ -175,13 +202,17 @@ class Worker:
     def _claim_next(self) -> tuple[str, Claim] | None:
         """Claim the next trial, stopped ones first; return None if no trial is free."""
         while True:
-            for name in sorted(self.trials.open(), key=lambda name: self.folder.state(name) != STOPPED):
+            for name in sorted(
+                self.trials.open(), key=lambda name: self.folder.state(name) != STOPPED
+            ):
                 claim = self.folder.claim(name)
                 if claim is None:
                     continue
                 if self.folder.state(name) not in ENDED:
                     return name, claim
-                self.trials.end(name)  # ended just before the claim, or its worker died before reporting
+                self.trials.end(
+                    name
+                )  # ended just before the claim, or its worker died before reporting
                 claim.release()
             if not self.trials.propose():
                 return None
@@ -227,7 +258,9 @@ class Worker:
         try:
             while (code := training.poll()) is None:
                 if not stopping and self.trials.should_prune(name):
-                    self.folder.end(name, PRUNED)  # first, so that the decision holds even if this worker dies now
+                    self.folder.end(
+                        name, PRUNED
+                    )  # first, so that the decision holds even if this worker dies now
                     stopping = True
                     training.terminate()
                 elif not stopping and self.stop.is_set():

@@ -19,14 +19,15 @@ NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
 class Trackers:
     names: str = key(
         "tensorboard",
-        "experiment trackers that get the numbers of metrics.jsonl and the test scores: any of tensorboard, wandb, mlflow, "
-        "trackio, separated by commas; empty = none",
+        "experiment trackers that get the numbers of metrics.jsonl and the test scores: any of"
+        " tensorboard, wandb, mlflow, trackio, separated by commas; empty = none",
         mutable=True,
         kind=TEXT,
     )
     group: str = key(
         "",
-        "group of runs to which the trackers add this one; empty = of a sweep's trials, the sweep's name",
+        "group of runs to which the trackers add this one; empty = of a sweep's trials, the sweep's"
+        " name",
         mutable=True,
         kind=TEXT,
         when=is_set("trackers.names"),
@@ -43,8 +44,8 @@ class Trackers:
                 near = difflib.get_close_matches(name, NAMES, n=1)
                 hint = f" Did you mean {near[0]!r}?" if near else ""
                 raise UserError(
-                    f"config.trackers.names = {self.names!r}: there is no tracker {name!r}.{hint} Expected a comma-separated "
-                    f"list of {', '.join(NAMES)}, or nothing."
+                    f"config.trackers.names = {self.names!r}: there is no tracker {name!r}.{hint}"
+                    f" Expected a comma-separated list of {', '.join(NAMES)}, or nothing."
                 )
 
     def each(self) -> tuple[str, ...]:

@@ -62,12 +62,20 @@ class TrackedRun:
 
     @property
     def group(self) -> str | None:
-        return Trackers.of(self.config).group or (self.runs_folder.name if self.runs_folder else None)
+        return Trackers.of(self.config).group or (
+            self.runs_folder.name if self.runs_folder else None
+        )
 
     def settings(self) -> dict[str, Any]:
         """Whole config by dotted keys; a sweep trial's overrides are among them."""
-        groups = {group: keys for group, keys in config_lib.as_json(self.config).items() if isinstance(keys, dict)}
-        return {f"{group}.{key}": value for group, keys in groups.items() for key, value in keys.items()}
+        groups = {
+            group: keys
+            for group, keys in config_lib.as_json(self.config).items()
+            if isinstance(keys, dict)
+        }
+        return {
+            f"{group}.{key}": value for group, keys in groups.items() for key, value in keys.items()
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +117,9 @@ def tensorboard(run: TrackedRun, id: str) -> Tracker:
         if not events._worker.is_alive():
             raise OSError("its files can no longer be written")
         for name, value in values.items():
-            writer.add_scalar(name.replace("+", "_"), value, step)  # it renames them anyway, with a warning for each
+            writer.add_scalar(
+                name.replace("+", "_"), value, step
+            )  # it renames them anyway, with a warning for each
 
     return Tracker(write, writer.close)
 
@@ -154,7 +164,9 @@ def wandb(run: TrackedRun, id: str) -> Tracker:
     opened.define_metric("*", step_metric="step")
     place = "" if opened.offline else opened.url or ""
     place = place or f"offline; `wandb sync {os.path.dirname(opened.dir)}` sends it"
-    return Tracker(lambda step, values: opened.log({"step": step} | values), opened.finish, opened.id, place)
+    return Tracker(
+        lambda step, values: opened.log({"step": step} | values), opened.finish, opened.id, place
+    )
 
 
 def trackio(run: TrackedRun, id: str) -> Tracker:
@@ -209,7 +221,11 @@ def mlflow(run: TrackedRun, id: str) -> Tracker:
         client = MlflowClient(tracking_uri=uri)
         found = client.get_experiment_by_name(experiment)
         try:
-            number = found.experiment_id if found else client.create_experiment(experiment, artifact_location=artifacts)
+            number = (
+                found.experiment_id
+                if found
+                else client.create_experiment(experiment, artifact_location=artifacts)
+            )
         except MlflowException:  # another run may have just made it
             if (found := client.get_experiment_by_name(experiment)) is None:
                 raise
@@ -232,7 +248,9 @@ def mlflow(run: TrackedRun, id: str) -> Tracker:
     def write(step: int, values: dict[str, float]) -> None:
         now = int(time.time() * 1000)
         named = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in values.items()}
-        client.log_batch(id, metrics=[Metric(name, value, now, step) for name, value in named.items()])
+        client.log_batch(
+            id, metrics=[Metric(name, value, now, step) for name, value in named.items()]
+        )
 
     return Tracker(write, lambda: client.set_terminated(id), id, without_credentials(uri))
 

@@ -21,7 +21,13 @@ from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import first_line, require
 from t2t_flax.extensions.trackers import Trackers
-from t2t_flax.extensions.trackers.clients import CLIENTS, FINISH_SECONDS, MODULES, PURGING, TrackedRun
+from t2t_flax.extensions.trackers.clients import (
+    CLIENTS,
+    FINISH_SECONDS,
+    MODULES,
+    PURGING,
+    TrackedRun,
+)
 from t2t_flax.filesystem import atomic_write, read_if_exists
 from t2t_flax.json_file import parse_json
 from t2t_flax.training.hooks import Hook
@@ -60,14 +66,22 @@ class TrackerThread:
         self._thread.join(max(seconds, 0.0))
         if self._thread.is_alive() and not self._ended:
             self._ended = True
-            LOG.warning("%s has not taken everything in %g s; the rest is left out", self.name, CLOSE_SECONDS)
+            LOG.warning(
+                "%s has not taken everything in %g s; the rest is left out",
+                self.name,
+                CLOSE_SECONDS,
+            )
 
     def _work(self) -> None:
         try:
             self._send_all()
         except BaseException as error:  # noqa: BLE001 - whatever a client raises, the run goes on
             if not self._ended:
-                LOG.warning("%s failed and is dropped; metrics.jsonl has all values: %s", self.name, first_line(error))
+                LOG.warning(
+                    "%s failed and is dropped; metrics.jsonl has all values: %s",
+                    self.name,
+                    first_line(error),
+                )
         self._ended = True
 
     def _send_all(self) -> None:
@@ -100,7 +114,9 @@ class TrackerThread:
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:
-    return {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return {
+        k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)
+    }
 
 
 def _read_notes(path: epath.Path) -> dict[str, Any]:
@@ -137,7 +153,11 @@ def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) ->
         try:
             files.close()
         except Exception as error:  # noqa: BLE001 - any of dozens of network errors; metrics.jsonl and the records have all
-            LOG.warning("the trackers' files could not be written to %s: %s", setup.workdir, first_line(error))
+            LOG.warning(
+                "the trackers' files could not be written to %s: %s",
+                setup.workdir,
+                first_line(error),
+            )
 
     return [Hook("log", log), Hook("end", end)]
 

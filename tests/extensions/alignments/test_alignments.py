@@ -51,7 +51,9 @@ def by_hand(run, pair, head):
     """The weights of a pair alone, by loops over the model's own weights and SentencePiece's pieces."""
     ids = encode_pair(run, pair.source, pair.target)
     batch = {name: np.asarray(x) for name, x in rows_of([ids], 1).items()}
-    _, state = run.model.apply({"params": run.params}, batch, method="hidden", mutable=["intermediates"])
+    _, state = run.model.apply(
+        {"params": run.params}, batch, method="hidden", mutable=["intermediates"]
+    )
     layer = state["intermediates"][f"decoder_{head.layer - 1}"]["cross_attention"]["weights"][0][0]
     of_head = np.asarray(layer[head.head - 1] if head.head else layer.mean(0))
 
@@ -59,7 +61,10 @@ def by_hand(run, pair, head):
         starts = [piece.startswith("\u2581") for piece in tokenizer.pieces(tokens[:-1])]
         return np.cumsum(starts) - 1
 
-    source, target = words(run.tokenizers.source, ids.source), words(run.tokenizers.target, ids.target)
+    source, target = (
+        words(run.tokenizers.source, ids.source),
+        words(run.tokenizers.target, ids.target),
+    )
     out = np.zeros((target[-1] + 1, source[-1] + 1))
     for t, target_word in enumerate(target):
         for s, source_word in enumerate(source):
@@ -86,7 +91,9 @@ def test_all_heads_at_once_are_each_head_alone(run):
     for i, by_head in weights_of_heads(run, PAIRS[:3]):
         assert len(by_head) == 2 * (2 * 4 + 2 + 1)
         for head in (HEAD, Head(1), Head(), Head(1, 2, "reads")):
-            np.testing.assert_allclose(by_head[head], word_weights(run, PAIRS[i : i + 1], head)[0], atol=1e-6)
+            np.testing.assert_allclose(
+                by_head[head], word_weights(run, PAIRS[i : i + 1], head)[0], atol=1e-6
+            )
 
 
 def test_a_head_aligns_the_corpus_nearly_as_its_grammar_does(ranking):
@@ -98,9 +105,13 @@ def test_a_head_aligns_the_corpus_nearly_as_its_grammar_does(ranking):
     assert [head for head, *_ in without] != sorted(errors), "the order is one of merit"
 
 
-def test_a_run_uses_the_head_of_its_keys_or_chooses_one_on_its_validation_set(run, ranking, capsys, monkeypatch):
+def test_a_run_uses_the_head_of_its_keys_or_chooses_one_on_its_validation_set(
+    run, ranking, capsys, monkeypatch
+):
     monkeypatch.setattr(choice, "_chosen", {})  # another test may have chosen for the same model
-    assert head_of(load(RUN, overrides={"alignments.layer": "1", "alignments.head": "2"})) == Head(1, 2)
+    assert head_of(load(RUN, overrides={"alignments.layer": "1", "alignments.head": "2"})) == Head(
+        1, 2
+    )
     chosen = head_of(run)
     assert chosen == next(head for head, *_ in ranking[1] if head.layer)
     assert chosen.flags in capsys.readouterr().err
@@ -112,7 +123,9 @@ def test_a_run_uses_the_head_of_its_keys_or_chooses_one_on_its_validation_set(ru
 def test_a_model_of_several_languages_chooses_a_head_too(tmp_path, cache, capsys):
     """On validation pairs with the symbol of their language."""
     valid = "en-de=toy:valid:6; de-en=toy:valid:6"
-    config = tiny_run(tmp_path, steps=1, data=DIRECTIONS | dict(valid=valid), languages=dict(directions="by_name"))
+    config = tiny_run(
+        tmp_path, steps=1, data=DIRECTIONS | dict(valid=valid), languages=dict(directions="by_name")
+    )
     loop.train(start(config, tmp_path, cache), score=None)
     run = load(tmp_path)
     assert head_of(run).flags in capsys.readouterr().err
@@ -165,36 +178,54 @@ def test_translate_prints_alignments_of_what_it_prints(run, lines, capsys):
     translate = ["translate", f"--workdir={RUN}", *KEYS, f"--input={lines}"]
     plain = command(capsys, *translate).out.splitlines()
     aligned = command(capsys, *translate, "--alignments=hard").out.splitlines()
-    pairs = [Pair(source, text) for source, text in zip(lines.read_text().splitlines(), plain, strict=True)]
+    pairs = [
+        Pair(source, text)
+        for source, text in zip(lines.read_text().splitlines(), plain, strict=True)
+    ]
     links = [pharaoh(hard_links(weights)) for weights in word_weights(run, pairs, HEAD)]
     assert aligned == [f"{text} ||| {own}" for text, own in zip(plain, links, strict=True)]
     assert aligned[-1] == " ||| "
     soft = command(capsys, *translate, "--alignments=soft").out.splitlines()
     for pair, line in zip(pairs[:-1], soft, strict=False):
         rows = [row.split(",") for row in line.split(" ||| ")[1].split()]
-        assert len(rows) == len(pair.target.split()) and all(len(row) == len(pair.source.split()) for row in rows)
+        assert len(rows) == len(pair.target.split()) and all(
+            len(row) == len(pair.source.split()) for row in rows
+        )
     many = command(capsys, *translate, "--alignments=0.01").out.splitlines()
     assert set(links[0].split()) < set(many[0].split(" ||| ")[1].split())
 
 
 def test_n_best_lists_and_scores_have_alignments_before_scores(lines, capsys):
     flags = ["--n-best=2", "--scores", "--alignments=hard"]
-    printed = command(capsys, "translate", f"--workdir={RUN}", *KEYS, f"--input={lines}", *flags).out.splitlines()
+    printed = command(
+        capsys, "translate", f"--workdir={RUN}", *KEYS, f"--input={lines}", *flags
+    ).out.splitlines()
     assert len(printed) == 14
     for number, line in enumerate(printed):
         index, text, links, score = line.split(" ||| ")
         assert int(index) == number // 2 and float(score) <= 0
         assert [int(link.split("-")[1]) for link in links.split()] or not text
-        assert sorted(int(link.split("-")[1]) for link in links.split()) == list(range(len(text.split())))
+        assert sorted(int(link.split("-")[1]) for link in links.split()) == list(
+            range(len(text.split()))
+        )
 
 
 def test_translate_file_goes_on_only_with_the_same_alignments(tmp_path, capsys, monkeypatch):
     out, lines = tmp_path / "out", tmp_path / "many"
     lines.write_text("".join(pair.source + "\n" for pair in PAIRS[:20]))
-    command_line = ["translate_file", f"--workdir={RUN}", *KEYS, f"--input={lines}", f"--output={out}", "--resume"]
+    command_line = [
+        "translate_file",
+        f"--workdir={RUN}",
+        *KEYS,
+        f"--input={lines}",
+        f"--output={out}",
+        "--resume",
+    ]
     monkeypatch.setattr("t2t_flax.cli.lines.WINDOW_LINES", 1)
     monkeypatch.setattr("t2t_flax.cli.lines.WINDOW_BATCHES", 1)
-    whole = command(capsys, "translate", f"--workdir={RUN}", *KEYS, f"--input={lines}", "--alignments=hard").out
+    whole = command(
+        capsys, "translate", f"--workdir={RUN}", *KEYS, f"--input={lines}", "--alignments=hard"
+    ).out
     small = [*command_line, "--config.decode.batch_size=1", "--alignments=hard"]
     calls = iter(range(9))
     real = attention.word_weights
@@ -225,4 +256,6 @@ def test_translate_file_goes_on_only_with_the_same_alignments(tmp_path, capsys, 
     ],
 )
 def test_wrong_flags_are_refused(flags, names, lines):
-    refused_command(["translate", f"--workdir={RUN}", ONE, f"--input={lines}", *flags.split()], *names)
+    refused_command(
+        ["translate", f"--workdir={RUN}", ONE, f"--input={lines}", *flags.split()], *names
+    )

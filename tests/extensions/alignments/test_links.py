@@ -19,13 +19,17 @@ from t2t_flax.extensions.alignments.links import (
 )
 
 LINKS = st.frozensets(st.tuples(st.integers(0, 5), st.integers(0, 5)))
-WEIGHTS = arrays(np.float32, st.tuples(st.integers(1, 5), st.integers(1, 5)), elements=st.floats(0, 1, width=32))
+WEIGHTS = arrays(
+    np.float32, st.tuples(st.integers(1, 5), st.integers(1, 5)), elements=st.floats(0, 1, width=32)
+)
 
 
 @given(LINKS, LINKS, st.integers(0, 1))
 def test_gold_lines_are_read_as_they_are_written(sure, possible, first):
     """From 0 or from 1, in any order; sure links are possible."""
-    words = [f"{s + first}-{t + first}" for s, t in sure] + [f"{s + first}p{t + first}" for s, t in possible]
+    words = [f"{s + first}-{t + first}" for s, t in sure] + [
+        f"{s + first}p{t + first}" for s, t in possible
+    ]
     assert parse_gold(" ".join(words), "gold", first) == Gold(sure, sure | possible)
     assert parse_gold(pharaoh(sure), "gold").sure == sure
 
@@ -56,7 +60,11 @@ def test_errors_are_those_of_the_definition(pairs):
     def numbered(sets):
         return {(i, link) for i, links in enumerate(sets) for link in links}
 
-    a, s, p = numbered(alignments), numbered(g.sure for g in gold), numbered(g.possible for g in gold)
+    a, s, p = (
+        numbered(alignments),
+        numbered(g.sure for g in gold),
+        numbered(g.possible for g in gold),
+    )
     if not s:
         with refused("gold"):
             errors(alignments, gold)
@@ -65,7 +73,9 @@ def test_errors_are_those_of_the_definition(pairs):
     assert found.recall == len(a & s) / len(s) and 0 <= found.error_rate <= 1
     assert found.precision == (len(a & p) / len(a) if a else 0)
     assert found.error_rate == pytest.approx(1 - (len(a & s) + len(a & p)) / (len(a) + len(s)))
-    between = errors([g.sure | (g.possible & a) for g, a in zip(gold, alignments, strict=True)], gold)
+    between = errors(
+        [g.sure | (g.possible & a) for g, a in zip(gold, alignments, strict=True)], gold
+    )
     assert between.error_rate == 0, "all sure links and some possible ones are no error"
 
 
@@ -80,7 +90,9 @@ def test_hard_links_are_the_heaviest_of_each_target_word(weights):
 @given(WEIGHTS, st.floats(0.01, 1))
 def test_a_lower_threshold_keeps_the_links_of_a_higher_one(weights, threshold):
     links = links_from(weights, threshold)
-    assert all(weights[t, s] >= threshold for s, t in links) and links <= links_from(weights, threshold / 2)
+    assert all(weights[t, s] >= threshold for s, t in links) and links <= links_from(
+        weights, threshold / 2
+    )
 
 
 @given(WEIGHTS)

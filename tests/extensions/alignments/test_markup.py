@@ -28,7 +28,9 @@ EMPTY = st.sampled_from(['<img src="a.png">', "<x/>", "<!-- c -->", "<b></b>", "
 
 
 def _inside(children):
-    tags = st.sampled_from([("<b>", "</b>"), ("<i>", "</i>"), ('<a href="?a=1&amp;b">', "</a>"), ("<Foo>", "</Foo>")])
+    tags = st.sampled_from(
+        [("<b>", "</b>"), ("<i>", "</i>"), ('<a href="?a=1&amp;b">', "</a>"), ("<Foo>", "</Foo>")]
+    )
     return st.tuples(tags, st.lists(children, min_size=1, max_size=4)).map(
         lambda x: f"{x[0][0]}{' '.join(x[1])}{x[0][1]}"
     )
@@ -38,7 +40,9 @@ ITEMS = st.recursive(WORDS.map(lambda word: html.escape(word)) | EMPTY, _inside,
 LINES = st.lists(ITEMS, max_size=5).map(" ".join)
 JOINED = st.lists(ITEMS, max_size=5).map("".join)
 """Elements without spaces between them: several in a word."""
-TRANSLATIONS = st.lists(st.sampled_from("rot Hund. (groß) Haus, ja! c&d <5".split()), max_size=6).map(" ".join)
+TRANSLATIONS = st.lists(
+    st.sampled_from("rot Hund. (groß) Haus, ja! c&d <5".split()), max_size=6
+).map(" ".join)
 
 
 class Checker(html.parser.HTMLParser):
@@ -124,7 +128,10 @@ def test_code_is_left_as_it_is_unless_it_is_to_be_translated(name):
         assert "=" in fragment_of(line.replace(f"<{name}", f"<{name} {attribute}")).words
     assert fragment_of(line.replace(name, "b")).words == ["A", "dog", "=", "1", "<", "dog."]
     for attribute in ('translate="no"', "translate='NO'", 'class="x notranslate"'):
-        assert fragment_of(line.replace(name, "b").replace("<b", f"<b {attribute}")).words == ["A", "dog."]
+        assert fragment_of(line.replace(name, "b").replace("<b", f"<b {attribute}")).words == [
+            "A",
+            "dog.",
+        ]
 
 
 def test_blocks_of_code_divide_a_document():
@@ -194,7 +201,9 @@ def test_malformed_html_keeps_its_words_and_its_tags(line):
     out = carried_over(fragment, fragment.text, np.eye(len(fragment.words), dtype=np.float32))
     again = fragment_of(out)
     assert again.words == fragment.words
-    kinds = [collections.Counter(e.kind for e in parse(text) if e.kind != "text") for text in (line, out)]
+    kinds = [
+        collections.Counter(e.kind for e in parse(text) if e.kind != "text") for text in (line, out)
+    ]
     assert kinds[0] == kinds[1]
 
 
@@ -217,7 +226,12 @@ def weights_of(links, targets, sources):
         ("a <b>b</b> c", "y x y", [(1, 0), (0, 1), (1, 2)], "<b>y</b> x <b>y</b>"),
         ("<i>red <b>dog</b></i> x", "hund rot", [(1, 0), (0, 1)], "<i><b>hund</b> rot</i>"),
         ("one <br> two", "zwei eins", [(1, 0), (0, 1)], "<br>zwei eins"),
-        ("Mr &amp; <a href='x'>Mrs</a>", "Herr & Frau", [(0, 0), (1, 1), (2, 2)], "Herr &amp; <a href='x'>Frau</a>"),
+        (
+            "Mr &amp; <a href='x'>Mrs</a>",
+            "Herr & Frau",
+            [(0, 0), (1, 1), (2, 2)],
+            "Herr &amp; <a href='x'>Frau</a>",
+        ),
         ("<b>a</b> b", "y z", [(1, 0), (1, 1)], "<b>y</b> z"),
     ],
 )
@@ -237,13 +251,17 @@ def test_urls_and_placeholders_are_recognised_without_punctuation(item):
 
 
 @given(
-    st.lists(st.sampled_from([*ITEMS_KEPT, "word", "a"]), max_size=6), TRANSLATIONS, st.randoms(use_true_random=False)
+    st.lists(st.sampled_from([*ITEMS_KEPT, "word", "a"]), max_size=6),
+    TRANSLATIONS,
+    st.randoms(use_true_random=False),
 )
 def test_each_url_and_placeholder_is_in_the_translation(sources, translation, random):
     targets = translation.split()
     weights = np.array([random.random() for _ in range(len(targets) * len(sources))], np.float32)
     weights = weights.reshape(len(targets), len(sources))
-    out = " ".join(t.text for t in restored(sources, aligned(targets, weights) if sources else [], weights))
+    out = " ".join(
+        t.text for t in restored(sources, aligned(targets, weights) if sources else [], weights)
+    )
     for item in ITEMS_KEPT:
         assert out.count(item) >= sources.count(item)
     assert not missing(" ".join(sources), out)
@@ -254,4 +272,8 @@ def test_a_damaged_placeholder_is_replaced_where_it_is_aligned():
     weights = weights_of([(1, 0), (2, 1), (0, 2)], 3, 3)
     for damaged in ("0", "\u2047", "{ 0"):
         targets = aligned([damaged, "Dateien", "löschen?"], weights)
-        assert [t.text for t in restored(fragment.words, targets, weights)] == ["{0}", "Dateien", "löschen?"]
+        assert [t.text for t in restored(fragment.words, targets, weights)] == [
+            "{0}",
+            "Dateien",
+            "löschen?",
+        ]

@@ -15,7 +15,9 @@ DOCUMENT = "<p>On Monday, my <b>uncle</b> meets the farmer.</p>\n<hr><p>I have m
 
 @pytest.fixture(scope="module")
 def run():
-    return load("pretrained:toy", overrides={"alignments.layer": "2", "decode.max_source_length": "40"})
+    return load(
+        "pretrained:toy", overrides={"alignments.layer": "2", "decode.max_source_length": "40"}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,9 @@ def server(run):
 
 
 def ask(server, q, *, code=200, **fields):
-    answer = server.post("/translate", {"q": q, "source": "en", "target": "de", "format": "html"} | fields)
+    answer = server.post(
+        "/translate", {"q": q, "source": "en", "target": "de", "format": "html"} | fields
+    )
     assert answer.status_code == code, answer.text
     return answer.json()
 
@@ -37,12 +41,17 @@ def test_documents_are_translated(server, run):
     expected = document.translated(run, document.lines, texts)
     assert "<b>Onkel</b>" in expected and "\n<hr><p>" in expected
     assert ask(server, DOCUMENT) == {"translatedText": expected}
-    assert ask(server, [DOCUMENT, "I have <i>milk</i>."])["translatedText"] == [expected, "Ich habe <i>Milch</i>."]
+    assert ask(server, [DOCUMENT, "I have <i>milk</i>."])["translatedText"] == [
+        expected,
+        "Ich habe <i>Milch</i>.",
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "q, name", [("a<br>" * 1500, "1000"), ("<p>" + "word " * 60 + "</p>", "40")], ids=["blocks", "tokens"]
+    "q, name",
+    [("a<br>" * 1500, "1000"), ("<p>" + "word " * 60 + "</p>", "40")],
+    ids=["blocks", "tokens"],
 )
 def test_large_documents_are_refused(server, q, name):
     assert_names(ask(server, q, code=400)["error"], name)

@@ -69,22 +69,42 @@ def test_a_line_stays_a_line_where_a_character_reference_is_a_newline(tmp_path, 
 @pytest.mark.parametrize("flag", ["--tags=html", "--tags=text", "--alignments=hard"])
 def test_a_head_that_cannot_be_chosen_is_an_error_of_the_command(tmp_path, flag):
     (tmp_path / "lines").write_text("It is late.\n<b>It is late.</b>\n")
-    words = ["translate", f"--workdir={RUN}", KEYS[1], f"--input={tmp_path}/lines", f"--output={tmp_path}/out"]
-    refused_command([*words, "--config.data.valid=none.en,none.de", flag], "config.alignments.layer", "none.en")
+    words = [
+        "translate",
+        f"--workdir={RUN}",
+        KEYS[1],
+        f"--input={tmp_path}/lines",
+        f"--output={tmp_path}/out",
+    ]
+    refused_command(
+        [*words, "--config.data.valid=none.en,none.de", flag], "config.alignments.layer", "none.en"
+    )
     assert not (tmp_path / "out").exists()
 
 
 def test_lines_without_markup_are_translated_as_ever(tmp_path, capsys):
     plain = translated(capsys, tmp_path, [*SOURCES[:8], ""], "--n-best=2", "--scores")
-    assert translated(capsys, tmp_path, [*SOURCES[:8], ""], "--n-best=2", "--scores", "--tags=text") == plain
-    assert translated(capsys, tmp_path, [*SOURCES[:8], ""], "--n-best=2", "--scores", "--tags=html") == plain
+    assert (
+        translated(capsys, tmp_path, [*SOURCES[:8], ""], "--n-best=2", "--scores", "--tags=text")
+        == plain
+    )
+    assert (
+        translated(capsys, tmp_path, [*SOURCES[:8], ""], "--n-best=2", "--scores", "--tags=html")
+        == plain
+    )
 
 
 def test_urls_and_placeholders_arrive_as_they_were(tmp_path, capsys):
-    lines = ["The boy paid {0} for the knife.", "I work at https://example.org/a?b=1 today.", "My name is %1$s."]
+    lines = [
+        "The boy paid {0} for the knife.",
+        "I work at https://example.org/a?b=1 today.",
+        "My name is %1$s.",
+    ]
     for form in ("text", "html"):
         out = translated(capsys, tmp_path, lines, f"--tags={form}")
-        assert ["{0}" in out[0], "https://example.org/a?b=1" in out[1], "%1$s" in out[2]] == [True] * 3
+        assert ["{0}" in out[0], "https://example.org/a?b=1" in out[1], "%1$s" in out[2]] == [
+            True
+        ] * 3
 
 
 DOCUMENT = """<!DOCTYPE html>
@@ -124,7 +144,9 @@ def test_a_document_is_translated_block_by_block(run):
     assert '<code translate="no">It is late.</code>' in out
 
 
-@pytest.mark.parametrize("text", ["", " ", "<p></p>", "no tags", "a <b>", "</p>", "<script>x", "<!--"])
+@pytest.mark.parametrize(
+    "text", ["", " ", "<p></p>", "no tags", "a <b>", "</p>", "<script>x", "<!--"]
+)
 def test_any_text_is_a_document(run, text):
     document = HtmlDocument(text)
     assert isinstance(document.translated(run, document.lines, document.lines), str)

@@ -49,7 +49,9 @@ def test_tokens_are_of_the_words_at_their_positions(kind):
         text = " ".join(line.split())
         tokens = tokens_of(model, text, limit=1000)
         assert tokens.ids[:-1] == model.encode_text(text) and tokens.ids[-1] == EOS
-        assert tokens.words == [*words_by_position(model, text), -1] and tokens.count == len(text.split())
+        assert tokens.words == [*words_by_position(model, text), -1] and tokens.count == len(
+            text.split()
+        )
 
 
 @given(TEXTS)

@@ -20,7 +20,10 @@ ALL = {"mesh.data": "-1"}  # all simulated devices
 def workdir(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("run") / "run"
     config = tiny_run(
-        folder, steps=6, checkpoint=dict(every_steps=2, keep_last=3), decode=dict(batch_size=2, max_length_offset=3)
+        folder,
+        steps=6,
+        checkpoint=dict(every_steps=2, keep_last=3),
+        decode=dict(batch_size=2, max_length_offset=3),
     )
     loop.train(start(config, folder, cache), score=None)
     return folder
@@ -31,7 +34,9 @@ def test_average_is_a_loadable_workdir(workdir, tmp_path):
     assert averaged == [(str(workdir), 6), (str(workdir), 2)]
     mean = load(tmp_path / "mean", overrides=ALL)
     parts = [load(workdir, step=s, overrides=ALL).params for s in (2, 6)]
-    jax.tree.map(lambda m, a, b: np.testing.assert_allclose(m, (a + b) / 2, atol=1e-7), mean.params, *parts)
+    jax.tree.map(
+        lambda m, a, b: np.testing.assert_allclose(m, (a + b) / 2, atol=1e-7), mean.params, *parts
+    )
     assert mean.steps == (6, 2) and mean.translate(["The train leaves."])
     last = average([workdir], tmp_path / "last", last=3, overrides=ALL)
     assert [step for _, step in last] == [6, 4, 2]
@@ -60,7 +65,12 @@ def test_the_command_writes_a_workdir_once(workdir, tmp_path, capsys):
     ],
 )
 def test_wrong_arguments_are_refused(workdir, tmp_path, flags, named):
-    words = ["average", f"--workdir={workdir}", "--config.mesh.data=-1", f"--output={tmp_path / 'mean'}"]
+    words = [
+        "average",
+        f"--workdir={workdir}",
+        "--config.mesh.data=-1",
+        f"--output={tmp_path / 'mean'}",
+    ]
     refused_command([*words, *flags.format(workdir=workdir).split()], named)
     assert not list(tmp_path.iterdir())
 
@@ -122,15 +132,28 @@ def test_averages_of_exported_models(workdir, tmp_path):
     if "export" not in COMMANDS:
         pytest.skip("needs the extension interop")
     exported = tmp_path / "model"
-    assert main(["export", f"--workdir={workdir}", "--format=safetensors", f"--output={exported}"]) == 0
-    words = [f"--workdir={exported}", f"--workdir={workdir}", "--average=1", f"--output={tmp_path / 'mean'}"]
+    assert (
+        main(["export", f"--workdir={workdir}", "--format=safetensors", f"--output={exported}"])
+        == 0
+    )
+    words = [
+        f"--workdir={exported}",
+        f"--workdir={workdir}",
+        "--average=1",
+        f"--output={tmp_path / 'mean'}",
+    ]
     assert main(["average", *words, "--config.mesh.data=-1"]) == 0
     mean, own = (load(folder, overrides=ALL).params for folder in (tmp_path / "mean", workdir))
     jax.tree.map(np.testing.assert_array_equal, mean, own)
 
 
 def test_mean_of_the_best_checkpoint_is_that_checkpoint(tmp_path, cache):
-    config = tiny_run(tmp_path / "run", steps=2, eval=dict(every_steps=1), checkpoint=dict(every_steps=1, keep_last=2))
+    config = tiny_run(
+        tmp_path / "run",
+        steps=2,
+        eval=dict(every_steps=1),
+        checkpoint=dict(every_steps=1, keep_last=2),
+    )
     loop.train(start(config, tmp_path / "run", cache), score=None)
     steps = average([tmp_path / "run"], tmp_path / "best", best=True, overrides=ALL)
     assert load(tmp_path / "best", overrides=ALL).steps == (steps[0][1],)

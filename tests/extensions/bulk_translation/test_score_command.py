@@ -51,7 +51,10 @@ def test_score_writes_a_line_for_each_pair(workdir, files, tmp_path, capsys):
 
 
 def test_score_refuses_wrong_input(workdir, files, tmp_path):
-    source, target = f"--source={files('b.en', ['One.', 'Two.'])}", f"--target={files('b.de', ['Eins.', 'Zwei.'])}"
+    source, target = (
+        f"--source={files('b.en', ['One.', 'Two.'])}",
+        f"--target={files('b.de', ['Eins.', 'Zwei.'])}",
+    )
     score = ["score", f"--workdir={workdir}", DEVICES]
     refused_command([*score, f"--source={tmp_path / 'none'}", target], str(tmp_path / "none"))
     refused_command(score, "--source")
@@ -74,25 +77,42 @@ def test_pairs_that_cannot_be_scored_have_a_line_and_are_named(workdir, files, t
     assert_names(err, "4 of", "line 2", "3 (the", "4 (the", "5 (the")
     good = ["score", f"--workdir={workdir}", DEVICES, f"--source={files('s', ['One.', 'Six.'])}"]
     assert main([*good, f"--target={files('t', ['Eins.', 'Sechs.'])}", "--tokens"]) == 0
-    assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == [rows[0][0], rows[5][0]]
+    assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == [
+        rows[0][0],
+        rows[5][0],
+    ]
 
 
 def test_a_line_that_is_not_utf8_is_one_without_a_score(workdir, files, tmp_path, capsys):
     files("s", ["One.", "Two.", "Three."])
     (tmp_path / "t").write_bytes(b"Eins.\nZw\xffei.\nDrei.\n")
-    command = ["score", f"--workdir={workdir}", DEVICES, f"--source={tmp_path}/s", f"--target={tmp_path}/t"]
+    command = [
+        "score",
+        f"--workdir={workdir}",
+        DEVICES,
+        f"--source={tmp_path}/s",
+        f"--target={tmp_path}/t",
+    ]
     assert main(command) == 0
     out, err = capsys.readouterr()
     assert [line.startswith("nan\t0") for line in out.splitlines()] == [False, True, False]
     assert_names(err, "line 2", "byte 3", "0xff")
 
 
-def test_score_reads_no_further_than_a_window_and_resumes(workdir, files, tmp_path, capsys, monkeypatch):
+def test_score_reads_no_further_than_a_window_and_resumes(
+    workdir, files, tmp_path, capsys, monkeypatch
+):
     pairs = list(toy.pairs("train", 200))
     source, target = files("w.en", [s for s, _ in pairs]), files("w.de", [t for _, t in pairs])
     monkeypatch.setattr(lines_module, "WINDOW_BATCHES", 2)
     devices = [DEVICES, "--config.mesh.fsdp=2"]
-    command = ["score", f"--workdir={workdir}", *devices, "--config.decode.batch_size=8", f"--target={target}"]
+    command = [
+        "score",
+        f"--workdir={workdir}",
+        *devices,
+        "--config.decode.batch_size=8",
+        f"--target={target}",
+    ]
     window = 2 * 8 * 2
     assert main([*command, f"--source={source}", f"--output={tmp_path / 'whole'}"]) == 0
     read, real, stop_after, scored = [], lines_module.iterate_lines, 2, []
@@ -139,15 +159,25 @@ def test_what_changes_a_translation_is_a_setting_of_the_output(workdir):
         return output_settings(dataclasses.replace(run, config=config), {})
 
     run = load(workdir, overrides=SHORT_SEARCH | {"mesh.data": "-1"})
-    config = dataclasses.replace(run.config, data=dataclasses.replace(run.config.data, train="en-de=toy:train:300"))
+    config = dataclasses.replace(
+        run.config, data=dataclasses.replace(run.config.data, train="en-de=toy:train:300")
+    )
     expected, names = output(config), settings(config)
-    assert set(keys_that_change(TRANSLATIONS)) <= set(names) and names["type of the products"] == "float32"
+    assert (
+        set(keys_that_change(TRANSLATIONS)) <= set(names)
+        and names["type of the products"] == "float32"
+    )
     for key in ("data.source_eos", "decode.n_best"):
-        assert output(with_other_value(config, key)) != expected and settings(with_other_value(config, key)) != names
+        assert (
+            output(with_other_value(config, key)) != expected
+            and settings(with_other_value(config, key)) != names
+        )
     assert settings(with_other_value(config, "train.precision")) != names
     for key in fields():
         if key.startswith(("data.", "decode.")) and key not in keys_that_change(TRANSLATIONS):
-            other = with_other_value(config, key, check=False).with_values({"languages.directions": ""})
+            other = with_other_value(config, key, check=False).with_values(
+                {"languages.directions": ""}
+            )
             assert output(other) == expected, key
 
 
@@ -155,7 +185,12 @@ def test_pipes_are_read_like_files(workdir, files, tmp_path, capsys):
     """Like `--source=<(echo ...)`; each pipe is read once."""
     source, target = PAIRS[0]
     command = ["score", f"--workdir={workdir}", DEVICES]
-    assert main([*command, f"--source={files('p.en', [source])}", f"--target={files('p.de', [target])}"]) == 0
+    assert (
+        main(
+            [*command, f"--source={files('p.en', [source])}", f"--target={files('p.de', [target])}"]
+        )
+        == 0
+    )
     expected = capsys.readouterr().out
     ends = []
     for line in (source, target):
@@ -168,7 +203,11 @@ def test_pipes_are_read_like_files(workdir, files, tmp_path, capsys):
     pipes = [f"/dev/fd/{end}" for end in ends]
     refused_command([*command, f"--source={pipes[0]}", f"--target={pipes[0]}"], pipes[0])
     refused_command([*command, "--source=-", "--target=-"], "pipe")
-    refused_command([*command, f"--source={tmp_path}", f"--target={tmp_path / 'p.de'}"], str(tmp_path))
-    refused_command(["evaluate", f"--workdir={workdir}", f"--config.data.test={','.join(pipes)}"], pipes[0])
+    refused_command(
+        [*command, f"--source={tmp_path}", f"--target={tmp_path / 'p.de'}"], str(tmp_path)
+    )
+    refused_command(
+        ["evaluate", f"--workdir={workdir}", f"--config.data.test={','.join(pipes)}"], pipes[0]
+    )
     for end in ends:
         os.close(end)

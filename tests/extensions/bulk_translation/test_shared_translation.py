@@ -32,7 +32,16 @@ def command(workdir, sentences, output, *flags):
         "--config.distributed.heartbeat_timeout=10",
     ]
     files = [f"--workdir={workdir}", f"--input={sentences}", f"--output={output}"]
-    return [sys.executable, "-m", "t2t_flax", "translate_file", *files, "--n-best=2", "--scores", *flags]
+    return [
+        sys.executable,
+        "-m",
+        "t2t_flax",
+        "translate_file",
+        *files,
+        "--n-best=2",
+        "--scores",
+        *flags,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -61,18 +70,24 @@ def test_output_of_three_processes_is_that_of_one(workdir, sentences, alone, tmp
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.drill), 1])
-def test_killed_process_ends_the_others_and_the_same_command_resumes(workdir, sentences, alone, tmp_path, victim):
+def test_killed_process_ends_the_others_and_the_same_command_resumes(
+    workdir, sentences, alone, tmp_path, victim
+):
     """Both processes have written a first window when one is killed."""
     output = tmp_path / "out"
     # Small batches: windows of 128 batches of 2 rows, 64 of them a turn.
     words = command(workdir, sentences, output, "--config.decode.batch_size=1")
     parts = [tmp_path / f"out.partial-{i}-of-2" for i in range(2)]
     with Processes(tmp_path / "logs", 2, words) as processes:
-        processes.wait_for(lambda: all(p.exists() and p.stat().st_size for p in parts), "the first windows", 400.0)
+        processes.wait_for(
+            lambda: all(p.exists() and p.stat().st_size for p in parts), "the first windows", 400.0
+        )
         processes.all[victim].kill()
         codes = processes.wait()
     assert codes[victim] == -9 and codes[1 - victim] not in (0, 2, 75), processes.outputs()
-    note(f"killed process {victim} of 2 while translating: the other exits with {codes[1 - victim]}")
+    note(
+        f"killed process {victim} of 2 while translating: the other exits with {codes[1 - victim]}"
+    )
     if victim == 1:  # without process 0 JAX aborts the others before they can say more
         assert "process 1 on" in processes.output(0)
     assert not output.exists() and all(part.stat().st_size for part in parts)

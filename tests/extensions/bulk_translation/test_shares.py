@@ -29,7 +29,9 @@ def test_each_line_belongs_to_one_process_and_windows_stay_within_a_turn(n, coun
         share = Share(index, count, turn=5)
         for window in share.windows(share.of(lines_of(n)), 3):
             numbers += [line.number for line in window]
-            assert [line.number for line in window] == list(range(window[0].number, window[0].number + len(window)))
+            assert [line.number for line in window] == list(
+                range(window[0].number, window[0].number + len(window))
+            )
             assert count == 1 or window[0].number // 5 == window[-1].number // 5
     assert sorted(numbers) == list(range(n))
 
@@ -72,7 +74,9 @@ def translate(monkeypatch, tmp_path):
     """Runs `count` processes on the files `in` and `starts` with turns of 5 lines; returns what each one returned or raised."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w").mkdir()
-    monkeypatch.setattr(shared_translation, "Share", lambda index, count: Share(index, count, turn=5))
+    monkeypatch.setattr(
+        shared_translation, "Share", lambda index, count: Share(index, count, turn=5)
+    )
     monkeypatch.setattr(restore, "stored_config", lambda workdir, overrides: Config())
 
     def run(
@@ -126,9 +130,12 @@ def translate(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("n", "n_best", "prefix"), [(0, 1, None), (3, 3, "starts"), (5, 1, None), (23, 3, "starts"), (25, 1, None)]
+    ("n", "n_best", "prefix"),
+    [(0, 1, None), (3, 3, "starts"), (5, 1, None), (23, 3, "starts"), (25, 1, None)],
 )
-def test_joined_output_does_not_depend_on_the_number_of_processes(translate, tmp_path, n, n_best, prefix):
+def test_joined_output_does_not_depend_on_the_number_of_processes(
+    translate, tmp_path, n, n_best, prefix
+):
     (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(n)))
     (tmp_path / "starts").write_text("".join(f"{i}: \n" for i in range(n)))
     outputs = []
@@ -145,7 +152,9 @@ def test_output_is_joined_only_when_all_shares_are_complete_and_resumes(translat
     failed = translate(2, fail_at="line 16")  # the second turn of process 1
     assert any("line 16" in str(each) and "--resume" in str(each) for each in failed)
     assert not (tmp_path / "out").exists()
-    assert (tmp_path / "out.partial-1-of-2").read_text() == "".join(f"LINE {i}#{i}\n" for i in range(5, 10))
+    assert (tmp_path / "out.partial-1-of-2").read_text() == "".join(
+        f"LINE {i}#{i}\n" for i in range(5, 10)
+    )
     assert all("--resume" in str(each) for each in translate(2) if isinstance(each, UserError))
     answers = translate(3, resume=True)
     assert all(isinstance(each, Exception) for each in answers)
@@ -161,7 +170,10 @@ def test_unequal_numbers_of_prefixes_are_reported_with_the_counts_of_the_files(t
     (tmp_path / "starts").write_text("b\n" * 11)
     answers = list(map(str, translate(2, prefix="starts")))
     # A process may learn first that the other one has ended.
-    assert any("12 lines" in answer and "starts 11" in answer for answer in answers) and "0" not in answers, answers
+    assert (
+        any("12 lines" in answer and "starts 11" in answer for answer in answers)
+        and "0" not in answers
+    ), answers
     assert not (tmp_path / "out").exists()
 
 
@@ -173,11 +185,15 @@ def test_processes_with_different_parameters_do_not_share_a_translation(translat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "w"]
 
 
-@pytest.mark.parametrize("flags", [["--input=in", "--output=/dev/null"], ["--input=-", "--output=out"]])
+@pytest.mark.parametrize(
+    "flags", [["--input=in", "--output=/dev/null"], ["--input=-", "--output=out"]]
+)
 def test_what_processes_cannot_share_is_refused(monkeypatch, tmp_path, flags):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").write_text("a\n")
-    variables = dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="1", JAX_COORDINATOR_ADDRESS="localhost:1")
+    variables = dict(
+        T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="1", JAX_COORDINATOR_ADDRESS="localhost:1"
+    )
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     refused_command(["translate_file", "--workdir=w", *flags], "--input=FILE", "--output=FILE")
@@ -197,7 +213,9 @@ def test_parts_of_another_length_than_their_share_are_not_joined(tmp_path, secon
     assert (tmp_path / "out").read_text() == "a\nb\nc\nd\n"
 
 
-def test_progress_is_expected_of_the_translation_but_not_of_the_wait_for_others(translate, tmp_path):
+def test_progress_is_expected_of_the_translation_but_not_of_the_wait_for_others(
+    translate, tmp_path
+):
     (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(10)))
     watched = []
 

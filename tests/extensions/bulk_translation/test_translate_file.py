@@ -30,7 +30,9 @@ def t2t(monkeypatch, capsys):
 @pytest.mark.smoke
 @pytest.mark.parametrize("n_best", [1, 2])
 def test_resumed_output_equals_an_uninterrupted_one(run, t2t, tmp_path, n_best, monkeypatch):
-    monkeypatch.setenv(PROGRESS, str(tmp_path / "saved"))  # a launcher restarts what has saved something
+    monkeypatch.setenv(
+        PROGRESS, str(tmp_path / "saved")
+    )  # a launcher restarts what has saved something
     (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(11)))
     (tmp_path / "starts").write_text("".join(f"{i}: \n" for i in range(11)))
     command = ["--input=in", "--prefix=starts", f"--n-best={n_best}", "--scores"]
@@ -101,7 +103,9 @@ def test_failure_before_the_first_window_leaves_no_files(run, t2t, tmp_path):
     (tmp_path / "in").write_bytes(b"\xff\n\xfe\n")
     t2t("--input=in", "--output=out", code=2)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-    assert_names(t2t("--input=in", "--output=-", "--resume", code=2)[1], "--resume", "--output=FILE")
+    assert_names(
+        t2t("--input=in", "--output=-", "--resume", code=2)[1], "--resume", "--output=FILE"
+    )
     (tmp_path / "foreign.partial").write_text("mine")
     (tmp_path / "in").write_text("a\n")
     assert_names(t2t("--input=in", "--output=foreign", code=2)[1], "foreign.partial")
@@ -143,7 +147,11 @@ def states_after_kills(tmp_path):
             return look
 
         def trace(frame, event, argument):
-            return look if frame.f_code.co_filename.endswith(("resumable_output.py", "filesystem.py")) else None
+            return (
+                look
+                if frame.f_code.co_filename.endswith(("resumable_output.py", "filesystem.py"))
+                else None
+            )
 
         before = sys.gettrace()
         sys.settrace(trace)
@@ -163,8 +171,14 @@ def test_output_is_consistent_after_a_kill_at_any_point(run, t2t, tmp_path, stat
     (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(10)))
     whole = "".join(f"LINE {i}\n" for i in range(10))
     states = states_after_kills(lambda: t2t(*command))
-    assert len(states) > 12 and any("out" in state and "out.partial.json" in state for state in states)
-    written = [(before, after) for before, after in itertools.pairwise(states) if len(after.get("out.partial", "")) > 3]
+    assert len(states) > 12 and any(
+        "out" in state and "out.partial.json" in state for state in states
+    )
+    written = [
+        (before, after)
+        for before, after in itertools.pairwise(states)
+        if len(after.get("out.partial", "")) > 3
+    ]
     torn = [
         after | {"out.partial": after["out.partial"][:-3]}
         for before, after in written
@@ -181,10 +195,15 @@ def test_output_is_consistent_after_a_kill_at_any_point(run, t2t, tmp_path, stat
                 (tmp_path / "out.partial").unlink()
                 code = main(["translate_file", "--workdir=w", *command])
             assert code == 0 and (tmp_path / "out").read_text() == whole, (sorted(state), flags)
-            assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"], (sorted(state), flags)
+            assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"], (
+                sorted(state),
+                flags,
+            )
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"lines": 4}', '{"settings": 1, "lines": 1, "bytes": 2}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"lines": 4}', '{"settings": 1, "lines": 1, "bytes": 2}']
+)
 def test_damaged_record_says_what_to_remove(run, t2t, tmp_path, text):
     (tmp_path / "in").write_text("a\n")
     (tmp_path / "out.partial").write_text("A\n")

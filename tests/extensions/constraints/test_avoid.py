@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from t2t_flax.config.data_keys import UNK
 from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import SPECIAL, Data, SentencePieceTokenizer
-from t2t_flax.extensions.constraints.avoid import advance, array, completing, edges, ends_word, start
+from t2t_flax.extensions.constraints.avoid import (
+    advance,
+    array,
+    completing,
+    edges,
+    ends_word,
+    start,
+)
 from t2t_flax.extensions.constraints.lines import contains
 
 
@@ -31,7 +38,9 @@ class Pieces:
         while text:
             fits = [i for i in range(UNK + 1, self.vocab_size) if text.startswith(self._pieces[i])]
             first = text[0].encode()
-            fallback = [self._pieces.index(f"<0x{b:02X}>") for b in first if f"<0x{b:02X}>" in self._pieces]
+            fallback = [
+                self._pieces.index(f"<0x{b:02X}>") for b in first if f"<0x{b:02X}>" in self._pieces
+            ]
             if not fits and len(fallback) < len(first):
                 return [UNK]
             ids += [max(fits, key=lambda i: len(self._pieces[i]))] if fits else fallback
@@ -40,7 +49,10 @@ class Pieces:
 
     def decode(self, ids):
         parts = [re.fullmatch("<0x(..)>", self._pieces[i]) or self._pieces[i] for i in ids]
-        text = b"".join(p.replace("▁", " ").encode() if isinstance(p, str) else bytes([int(p[1], 16)]) for p in parts)
+        text = b"".join(
+            p.replace("▁", " ").encode() if isinstance(p, str) else bytes([int(p[1], 16)])
+            for p in parts
+        )
         return text.decode(errors="replace")
 
 
@@ -60,7 +72,11 @@ def forbidden_after(tokenizer, phrases, ids):
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.sampled_from(ALPHABET[5:]), max_size=6),
-    st.lists(st.text("ab-é木林 ", min_size=1, max_size=4).map(str.strip).filter(bool), min_size=1, max_size=2),
+    st.lists(
+        st.text("ab-é木林 ", min_size=1, max_size=4).map(str.strip).filter(bool),
+        min_size=1,
+        max_size=2,
+    ),
     st.lists(st.integers(0, 10**6), max_size=4),
 )
 def test_a_token_is_forbidden_if_the_text_then_contains_a_phrase(more, phrases, choices):
@@ -70,7 +86,11 @@ def test_a_token_is_forbidden_if_the_text_then_contains_a_phrase(more, phrases, 
         forbidden = forbidden_after(tokenizer, phrases, ids)
         free = range(UNK + 1, tokenizer.vocab_size)
         whole = [i for i in free if "\ufffd" not in tokenizer.decode([*ids, i])]
-        found = {i for i in whole if any(contains(tokenizer.decode([*ids, i]), phrase) for phrase in phrases)}
+        found = {
+            i
+            for i in whole
+            if any(contains(tokenizer.decode([*ids, i]), phrase) for phrase in phrases)
+        }
         assert forbidden & set(whole) >= found
         # After a byte it is not known whether a letter ends there: more is forbidden.
         if not any("<0x" in piece for piece in tokenizer.pieces(ids)):
@@ -84,14 +104,19 @@ def test_a_token_is_forbidden_if_the_text_then_contains_a_phrase(more, phrases, 
 def test_no_segmentation_of_a_word_is_written(kind):
     """With letters and bytes there are more than can be listed."""
     sentences = [s for pair in toy.pairs("train", 300) for s in pair]
-    tokenizer = SentencePieceTokenizer.train(sentences, Data(tokenizer=kind, vocab_size=400, byte_fallback=True))
+    tokenizer = SentencePieceTokenizer.train(
+        sentences, Data(tokenizer=kind, vocab_size=400, byte_fallback=True)
+    )
     ids = {piece: i for i, piece in enumerate(tokenizer.pieces(range(tokenizer.vocab_size)))}
     rng, seen, word = np.random.default_rng(0), set(), "Bücherei"
     for _ in range(40):
         cuts = [0, *(i for i in range(1, len(word)) if rng.random() < 0.6), len(word)]
         parts = [word[a:b] for a, b in itertools.pairwise(cuts)]
         pieces = [p for part in parts for p in ([part] if part in ids else part)]
-        names = [[p] if rng.random() < 0.7 else [f"<0x{byte:02X}>" for byte in p.encode()] for p in pieces]
+        names = [
+            [p] if rng.random() < 0.7 else [f"<0x{byte:02X}>" for byte in p.encode()]
+            for p in pieces
+        ]
         way = [ids["▁"], *(ids[name] for each in names for name in each)]
         assert tokenizer.decode(way).strip() == word
         seen.add(tuple(way))

@@ -29,7 +29,9 @@ def must_array(sentences, shape=(3, 2, 4)):
     return out
 
 
-def search(seeds, phrases, options, caps, *, lengths=(4, 16), prefix=None, put=lambda x: x, params=PARAMS):
+def search(
+    seeds, phrases, options, caps, *, lengths=(4, 16), prefix=None, put=lambda x: x, params=PARAMS
+):
     cache = put(MODEL.start(seeds, options.width, lengths[0]))
     inputs = put(sentences(caps, prefix, must=must_array(phrases)))
     result = run_search(MODEL, params, cache, options, inputs, lengths=lengths)
@@ -58,7 +60,9 @@ def holds(tokens, phrases, ordered=False, begins=b""):
     return after(0, phrases)
 
 
-FORMS = st.lists(st.lists(st.sampled_from((2, 3, 4)), min_size=1, max_size=3).map(tuple), min_size=1, max_size=2)
+FORMS = st.lists(
+    st.lists(st.sampled_from((2, 3, 4)), min_size=1, max_size=3).map(tuple), min_size=1, max_size=2
+)
 PHRASES = st.lists(FORMS, max_size=3)
 
 
@@ -69,7 +73,9 @@ def test_a_wide_beam_finds_exactly_the_outputs_that_contain_the_phrases(phrases,
     options = ConstrainedBeam(BeamSearch(370, 0.6, 370), ordered, begins)
     result = search(seeds, phrases, options, [cap] * 3, lengths=(5,))
     for b, seed in enumerate(seeds):
-        kept = [tokens for tokens in every_output(cap) if holds(tokens, phrases[b], ordered, begins)]
+        kept = [
+            tokens for tokens in every_output(cap) if holds(tokens, phrases[b], ordered, begins)
+        ]
         found = outputs(result, b)
         ended = [tokens for tokens in found if tokens[-1] == EOS]
         assert set(ended) == {tokens for tokens in kept if tokens[-1] == EOS}
@@ -79,7 +85,9 @@ def test_a_wide_beam_finds_exactly_the_outputs_that_contain_the_phrases(phrases,
         if needed <= cap:  # what is cut off at the cap contains them too
             assert set(found) <= set(kept)
         np.testing.assert_allclose(
-            result.log_probs[b, : len(found)], [MODEL.score(seed, tokens) for tokens in found], rtol=1e-4
+            result.log_probs[b, : len(found)],
+            [MODEL.score(seed, tokens) for tokens in found],
+            rtol=1e-4,
         )
 
 
@@ -94,7 +102,10 @@ def test_a_wide_beam_finds_exactly_the_outputs_that_contain_the_phrases(phrases,
 def test_a_narrow_beam_returns_only_outputs_that_contain_the_phrases_if_there_is_room(
     phrases, ordered, begins, beams, spare
 ):
-    caps = np.array([sum(min(map(len, forms)) for forms in of_line) + 1 + spare for of_line in phrases], np.int32)
+    caps = np.array(
+        [sum(min(map(len, forms)) for forms in of_line) + 1 + spare for of_line in phrases],
+        np.int32,
+    )
     seeds = np.arange(4) + 17
     options = ConstrainedBeam(BeamSearch(beams, 0.6, 1), ordered, begins)
     result = search(seeds, phrases, options, caps)
@@ -105,7 +116,9 @@ def test_a_narrow_beam_returns_only_outputs_that_contain_the_phrases_if_there_is
 
 
 def test_phrases_that_no_cap_has_room_for_are_written_as_far_as_they_go():
-    result = search([5], [[[(2, 3, 2, 3)], [(4, 4, 4)]]], ConstrainedBeam(BeamSearch(3, 0.6, 1)), [5])
+    result = search(
+        [5], [[[(2, 3, 2, 3)], [(4, 4, 4)]]], ConstrainedBeam(BeamSearch(3, 0.6, 1)), [5]
+    )
     ((tokens),) = outputs(result, 0)
     assert len(tokens) == 5 and not result.finished[0, 0]
 
@@ -116,10 +129,14 @@ def test_without_phrases_it_is_beam_search_bit_for_bit(early_stopping):
     for eos in (0.0, 2.0):
         params = PARAMS | {"eos": np.float32(eos)}
         plain = BeamSearch(3, 0.6, 3, early_stopping=early_stopping)
-        expected = run_search(MODEL, params, MODEL.start(seeds, 3, 4), plain, sentences(caps), lengths=(4, 16))
+        expected = run_search(
+            MODEL, params, MODEL.start(seeds, 3, 4), plain, sentences(caps), lengths=(4, 16)
+        )
         found = search(seeds, none, ConstrainedBeam(plain), caps, params=params)
         for field in dataclasses.fields(found):
-            np.testing.assert_array_equal(getattr(found, field.name), np.asarray(getattr(expected, field.name)))
+            np.testing.assert_array_equal(
+                getattr(found, field.name), np.asarray(getattr(expected, field.name))
+            )
 
 
 def test_forced_tokens_count():
@@ -138,5 +155,7 @@ def test_a_sharded_batch_gives_the_same_result():
     whole = search(np.arange(8), phrases, options, caps)
     with mesh_lib.use(mesh):
         rows = mesh_lib.named(mesh, mesh_lib.ROWS)
-        split = search(np.arange(8), phrases, options, caps, put=lambda tree: jax.device_put(tree, rows))
+        split = search(
+            np.arange(8), phrases, options, caps, put=lambda tree: jax.device_put(tree, rows)
+        )
     np.testing.assert_array_equal(whole.tokens, split.tokens)

@@ -12,18 +12,28 @@ from t2t_flax.config import Config, Data
 from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import SentencePieceTokenizer
 from t2t_flax.extensions.constraints.avoid import edges
-from t2t_flax.extensions.constraints.lines import Wanted, contains, read_glossary, read_line, read_phrases
+from t2t_flax.extensions.constraints.lines import (
+    Wanted,
+    contains,
+    read_glossary,
+    read_line,
+    read_phrases,
+)
 from t2t_flax.extensions.constraints.segmentation import begins_word, forms
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.tasks import Predictions, task_of
 
-TEXT = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1).filter(str.strip)
+TEXT = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1).filter(
+    str.strip
+)
 
 
 @given(TEXT, st.lists(st.one_of(TEXT, st.lists(TEXT, min_size=1))), st.lists(TEXT))
 def test_json_lines_are_read(text, phrases, avoid):
     line = json.dumps({"text": text, "constraints": phrases, "avoid": avoid}, ensure_ascii=False)
-    alternatives = tuple(tuple(phrase) if isinstance(phrase, list) else (phrase,) for phrase in phrases)
+    alternatives = tuple(
+        tuple(phrase) if isinstance(phrase, list) else (phrase,) for phrase in phrases
+    )
     assert read_line(line, "json", "line 1") == Wanted(text, alternatives, tuple(avoid))
 
 
@@ -61,13 +71,22 @@ def test_terms_are_found_as_whole_words_in_any_case_longest_first(tmp_path):
     assert glossary.find("C++ und (dog) 子犬が") == [("C++",), ("Hund", "Hündin"), ("Hund",)]
     assert glossary.find("doghouse") == []
     # With the sign for micro and with the letter; a phrase whose lower case is longer.
-    assert glossary.find("5 μm, 5 µm, İstanbul") == [("Mikrometer",), ("Mikrometer",), ("Istanbul",)]
+    assert glossary.find("5 μm, 5 µm, İstanbul") == [
+        ("Mikrometer",),
+        ("Mikrometer",),
+        ("Istanbul",),
+    ]
     assert contains("Der Hund bellt.", "Hund") and not contains("Hundert", "Hund")
 
 
 @pytest.mark.parametrize(
     "text, line",
-    [("dog\n", "line 1"), ("dog\t\n", "line 1"), ("\tHund\n", "line 1"), ("dog\tHund\nDog\tKöter\n", "line 2")],
+    [
+        ("dog\n", "line 1"),
+        ("dog\t\n", "line 1"),
+        ("\tHund\n", "line 1"),
+        ("dog\tHund\nDog\tKöter\n", "line 2"),
+    ],
 )
 def test_a_line_of_a_glossary_that_is_no_term_is_named(tmp_path, text, line):
     (tmp_path / "terms.tsv").write_text(text)
@@ -89,11 +108,15 @@ def tokenizer():
 def test_phrases_are_segmented_as_the_model_segments_them(tokenizer):
     assert forms(tokenizer, "train") == [tuple(tokenizer.encode_text("train"))]
     # Punctuation follows a word with and without a space.
-    assert {tokenizer.decode((*tokenizer.encode_text("a"), *form)) for form in forms(tokenizer, ", and")} == {
+    assert {
+        tokenizer.decode((*tokenizer.encode_text("a"), *form)) for form in forms(tokenizer, ", and")
+    } == {
         "a , and",
         "a, and",
     }
-    assert forms(SymbolTokenizer.of(["a b"]), "b a") == [tuple(SymbolTokenizer.of(["a b"]).encode_text("b a"))]
+    assert forms(SymbolTokenizer.of(["a b"]), "b a") == [
+        tuple(SymbolTokenizer.of(["a b"]).encode_text("b a"))
+    ]
 
 
 def test_a_phrase_that_the_vocabulary_cannot_write_has_no_form():
@@ -105,7 +128,9 @@ def test_what_begins_a_word(tokenizer):
     table = begins_word(tokenizer)
     assert len(table) == tokenizer.vocab_size
     for piece, begins in zip(tokenizer.pieces(range(tokenizer.vocab_size)), table, strict=True):
-        letter = unicodedata.category(piece[0])[0] in "LN" and unicodedata.category(piece[0]) != "Lo"
+        letter = (
+            unicodedata.category(piece[0])[0] in "LN" and unicodedata.category(piece[0]) != "Lo"
+        )
         assert begins == (not letter), piece
     assert begins_word(SymbolTokenizer.of(["a b"])) == b""
 
@@ -120,7 +145,12 @@ def test_the_use_of_terms_is_counted_in_evaluations(tmp_path):
         sources=["The dog and the cat.", "Cat, dog", "nothing"],
     )  # fmt: skip
     entry = metric.statistics(predictions, config).entry()
-    assert (entry["score"], entry["used"], entry["terms"], entry["used_by_references"]) == (50.0, 2, 4, [3])
+    assert (entry["score"], entry["used"], entry["terms"], entry["used_by_references"]) == (
+        50.0,
+        2,
+        4,
+        [3],
+    )
     assert "term_use" not in [metric.name for metric in task_of(Config()).metrics]
 
 

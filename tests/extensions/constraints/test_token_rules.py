@@ -28,7 +28,10 @@ class OddSum:
 
     def start(self, sentences, width, length):
         shape = (len(sentences.caps_B), width)
-        return {"sum": jnp.zeros(shape, jnp.int32), "tokens": jnp.zeros((*shape, length), jnp.int32)}
+        return {
+            "sum": jnp.zeros(shape, jnp.int32),
+            "tokens": jnp.zeros((*shape, length), jnp.int32),
+        }
 
     def apply(self, sentences, state, tokens_BxK, position, logits_BxKxV):
         last_BxK = jnp.where(position == 0, 0, tokens_BxK)
@@ -48,10 +51,24 @@ def keeps(tokens: tuple[int, ...], number: int, free: int = 0) -> bool:
     return not repeats and not (ends and (sum(tokens[:-1]) + number) % 2 == 0)
 
 
-def search(seeds, numbers, options, caps, *, prefix=None, keys=None, length=4, rule=None, more=(), avoid=None):
+def search(
+    seeds,
+    numbers,
+    options,
+    caps,
+    *,
+    prefix=None,
+    keys=None,
+    length=4,
+    rule=None,
+    more=(),
+    avoid=None,
+):
     """more: rules under `rule`."""
     cache, step = MODEL.start(seeds, options.width, length), MODEL
-    inputs = sentences(caps, prefix, keys, number=numbers, avoid=edges_of(avoid or [()] * len(seeds)))
+    inputs = sentences(
+        caps, prefix, keys, number=numbers, avoid=edges_of(avoid or [()] * len(seeds))
+    )
     for one in (*more, rule or OddSum()):
         cache, step = ruled_cache(cache, one, inputs, options.width, length), RuledStep(step, one)
     result = run_search(step, PARAMS, cache, options, inputs, lengths=(length, 16))
@@ -79,10 +96,14 @@ def repeats(tokens, n):
 def check(rule, keeps, avoid=((),)):
     """All finished outputs are exactly those that keep the rule, with the model's own scores."""
     seeds = [3 + b for b in range(len(avoid))]
-    result = search(seeds, [0] * len(seeds), BeamSearch(250, 0.6, 250), [5] * len(seeds), rule=rule, avoid=avoid)
+    result = search(
+        seeds, [0] * len(seeds), BeamSearch(250, 0.6, 250), [5] * len(seeds), rule=rule, avoid=avoid
+    )
     for b, seed in enumerate(seeds):
         ended = [tokens for tokens in outputs(result, b) if tokens[-1] == EOS]
-        assert set(ended) == {tokens for tokens in every_output(5) if tokens[-1] == EOS and keeps(tokens, avoid[b])}
+        assert set(ended) == {
+            tokens for tokens in every_output(5) if tokens[-1] == EOS and keeps(tokens, avoid[b])
+        }
         scores = [MODEL.score(seed, tokens) for tokens in ended]
         np.testing.assert_allclose(result.log_probs[b, : len(ended)], scores, rtol=1e-4)
 
@@ -128,7 +149,9 @@ def test_scores_are_those_of_the_penalized_distribution():
 
     found = outputs(result, 0)
     assert len(found) > 100
-    np.testing.assert_allclose(result.log_probs[0, : len(found)], [score(tokens) for tokens in found], rtol=1e-4)
+    np.testing.assert_allclose(
+        result.log_probs[0, : len(found)], [score(tokens) for tokens in found], rtol=1e-4
+    )
 
 
 def raw_logits(seed, prefix):
@@ -154,7 +177,9 @@ def test_the_state_of_a_rule_follows_the_hypotheses_through_growing_buffers():
         np.testing.assert_allclose(result.log_probs[b, : len(scores)], scores, rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", [Sampling(5), Sampling(5, top_p=0.9), Sampling(5, top_k=2), Sampling(1, 0.0)])
+@pytest.mark.parametrize(
+    "options", [Sampling(5), Sampling(5, top_p=0.9), Sampling(5, top_k=2), Sampling(1, 0.0)]
+)
 def test_samples_keep_a_rule_and_have_the_scores_of_the_model(options):
     seeds, numbers = np.arange(40), np.arange(40) % 2
     keys = random_keys(1, np.arange(40), options.width)
@@ -175,7 +200,9 @@ class Stuck:
     def apply(self, sentences, state, tokens_BxK, position, logits_BxKxV):
         stuck_B = (sentences.more["number"] % 2 == 1) & (position >= 2)
         early_V = (jnp.arange(logits_BxKxV.shape[-1]) == EOS) & (position < 2)
-        return forbid(logits_BxKxV, stuck_B[:, None, None] | early_V | jnp.zeros(logits_BxKxV.shape, bool)), state
+        return forbid(
+            logits_BxKxV, stuck_B[:, None, None] | early_V | jnp.zeros(logits_BxKxV.shape, bool)
+        ), state
 
 
 @pytest.mark.parametrize(
@@ -186,7 +213,11 @@ class Stuck:
 def test_a_sentence_that_no_token_can_follow_has_no_hypothesis(options):
     keys = random_keys(1, np.arange(4), options.width)
     result = search(range(4), range(4), options, [6] * 4, keys=keys, rule=Stuck())
-    assert (result.lengths[1::2] == 0).all() and (result.tokens[1::2] == 0).all() and not result.finished[1::2].any()
+    assert (
+        (result.lengths[1::2] == 0).all()
+        and (result.tokens[1::2] == 0).all()
+        and not result.finished[1::2].any()
+    )
     assert (result.scores[1::2] == -np.inf).all() and (result.log_probs[1::2] == -np.inf).all()
     assert (result.lengths[::2] > 2).all() and np.isfinite(result.scores[::2]).all()
 

@@ -37,7 +37,9 @@ def free(sources):
 def test_phrases_in_the_line_are_in_the_translation(sources):
     wanted = ["Bahnhof", "sehr gut", "Haus"]
     lines = [f"{source}\t{wanted[i % 3]}" if i % 4 else source for i, source in enumerate(sources)]
-    found = translate(lines, constraints__lines="tabs", decode__strategy="constrained_beam", decode__beam_size=8)
+    found = translate(
+        lines, constraints__lines="tabs", decode__strategy="constrained_beam", decode__beam_size=8
+    )
     for i, text in enumerate(found):
         assert not i % 4 or contains(text, wanted[i % 3]), text
     plain = translate(sources, decode__beam_size=8)
@@ -46,18 +48,25 @@ def test_phrases_in_the_line_are_in_the_translation(sources):
 
 def test_phrases_to_avoid_are_not_in_the_translation(sources, free):
     words = [max(text.strip(".?!").split(), key=len) for text in free]
-    lines = [json.dumps({"text": s, "avoid": [word]}) for s, word in zip(sources, words, strict=True)]
+    lines = [
+        json.dumps({"text": s, "avoid": [word]}) for s, word in zip(sources, words, strict=True)
+    ]
     found = translate(lines, constraints__lines="json")
     assert not any(contains(text, word) for text, word in zip(found, words, strict=True))
 
 
-@pytest.mark.parametrize("keys", [{"decode.beam_size": "3", "decode.n_best": "3"}, {"decode.strategy": "greedy"}])
+@pytest.mark.parametrize(
+    "keys", [{"decode.beam_size": "3", "decode.n_best": "3"}, {"decode.strategy": "greedy"}]
+)
 def test_penalties_rank_translations_and_report_the_log_probabilities_of_the_model(sources, keys):
     run = load("pretrained:toy", overrides=KEYS | keys | {"constraints.repetition_penalty": "1.5"})
     for source, translation in zip(sources, run.translate(sources[:3]), strict=False):
         scores = [one.score for one in translation.hypotheses]
         assert scores == sorted(scores, reverse=True)
-        pairs = [PairIds(encode_source(run, source), [*one.tokens, EOS]) for one in translation.hypotheses]
+        pairs = [
+            PairIds(encode_source(run, source), [*one.tokens, EOS])
+            for one in translation.hypotheses
+        ]
         forced = [score.log_prob for score in score_pairs(run, pairs)]
         assert [one.log_prob for one in translation.hypotheses] == pytest.approx(forced, abs=1e-3)
 
@@ -80,7 +89,10 @@ def test_an_output_is_not_resumed_with_another_glossary(tmp_path):
 
     def output(terms, name, **keys):
         (tmp_path / name).write_text(terms)
-        overrides = {"constraints.glossary": str(tmp_path / name), "decode.strategy": "constrained_beam"}
+        overrides = {
+            "constraints.glossary": str(tmp_path / name),
+            "decode.strategy": "constrained_beam",
+        }
         settings = output_settings(load("pretrained:toy", overrides=overrides), {})
         return ResumableOutput(str(tmp_path / "out"), settings, **keys)
 
@@ -101,7 +113,11 @@ CONTAIN = json.dumps({"text": "A dog.", "constraints": ["Hund"]})
         (["A dog."], dict(constraints__lines="tabs"), ["constraints.lines", "constrained_beam"]),
         ([CONTAIN], dict(constraints__lines="json"), ["line 1", "constrained_beam"]),
         (["A dog."], dict(decode__strategy="constrained_beam"), ["constraints.glossary"]),
-        (["A dog."], dict(constraints__suppress="<unk> no-such-piece"), ["constraints.suppress", "no-such-piece"]),
+        (
+            ["A dog."],
+            dict(constraints__suppress="<unk> no-such-piece"),
+            ["constraints.suppress", "no-such-piece"],
+        ),
         (
             ["A dog.\tHund", "A dog.\t漢字"],
             dict(constraints__lines="tabs", decode__strategy="constrained_beam"),
@@ -115,7 +131,11 @@ def test_constraints_that_cannot_be_kept_are_refused(lines, keys, names):
 
 
 def test_ctranslate2_does_not_decode_by_these_rules():
-    keys = {"decode.engine": "ctranslate2", "decode.early_stopping": "beam_full", "decode.length_penalty": "power"}
+    keys = {
+        "decode.engine": "ctranslate2",
+        "decode.early_stopping": "beam_full",
+        "decode.length_penalty": "power",
+    }
     model = load("pretrained:toy", overrides=keys | {"constraints.min_length": "3"})
     with refused("constraints"):
         model.decoder  # noqa: B018
@@ -124,8 +144,17 @@ def test_ctranslate2_does_not_decode_by_these_rules():
 def test_a_line_of_another_form_costs_that_line_alone():
     run = load("pretrained:toy", overrides=KEYS | {"constraints.lines": "json"})
     answer = translating(run, scores=False, flags={}, say=lambda text: None)
-    lines = ["It is late.", '{"text": 3}', '{"text": ', '{"text": "It is late."}', "[" * 9, '{"a":' * 10_000]
-    output, notes = answer([Line(number, line) for number, line in enumerate(lines)], lambda *_: None)
+    lines = [
+        "It is late.",
+        '{"text": 3}',
+        '{"text": ',
+        '{"text": "It is late."}',
+        "[" * 9,
+        '{"a":' * 10_000,
+    ]
+    output, notes = answer(
+        [Line(number, line) for number, line in enumerate(lines)], lambda *_: None
+    )
     first, *empty, again, other, deep = output.splitlines()
     assert first == again == "Es ist spät." and empty == ["", ""] and other and not deep
     assert {note.number for note in notes if note.event == FAILED} == {1, 2, 5}
@@ -140,11 +169,20 @@ def test_a_file_that_cannot_be_read_is_an_error_of_the_command(tmp_path, key):
 
 
 def test_a_line_that_no_output_can_satisfy_is_named_and_left_empty():
-    lines = [json.dumps({"text": "A dog.", "constraints": ["Hund"], "avoid": avoid}) for avoid in ([], ["Hund"])]
-    keys = KEYS | {"constraints.lines": "json", "decode.strategy": "constrained_beam", "decode.n_best": "2"}
+    lines = [
+        json.dumps({"text": "A dog.", "constraints": ["Hund"], "avoid": avoid})
+        for avoid in ([], ["Hund"])
+    ]
+    keys = KEYS | {
+        "constraints.lines": "json",
+        "decode.strategy": "constrained_beam",
+        "decode.n_best": "2",
+    }
     run = load("pretrained:toy", overrides=keys)
     answer = translating(run, scores=False, flags={}, say=lambda text: None)
-    output, notes = answer([Line(number, line) for number, line in enumerate(lines)], lambda *_: None)
+    output, notes = answer(
+        [Line(number, line) for number, line in enumerate(lines)], lambda *_: None
+    )
     assert "Hund" in output.splitlines()[0] and output.splitlines()[2:] == ["1 ||| ", "1 ||| "]
     (note,) = notes
     assert note.number == 1

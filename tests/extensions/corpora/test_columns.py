@@ -27,7 +27,9 @@ PAIRS = [row[:2] for row in ROWS]
 @pytest.fixture
 def folder(tmp_path):
     """The rows in each form."""
-    lines = "".join(f"http://a.org:80/\t{score}\t{en}\t{de}\t{rank}\n" for en, de, score, rank in ROWS)
+    lines = "".join(
+        f"http://a.org:80/\t{score}\t{en}\t{de}\t{rank}\n" for en, de, score, rank in ROWS
+    )
     (tmp_path / "p.tsv").write_text(lines)
     (tmp_path / "p.tsv.gz").write_bytes(gzip.compress(lines.encode()))
     (tmp_path / "en-de.txt.bz2").write_bytes(bz2.compress(lines.encode()))
@@ -36,7 +38,10 @@ def folder(tmp_path):
         for en, de, score, rank in ROWS
     ]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(one) + "\n" for one in objects))
-    rows = [{"src": en, "tgt": {"text": de}, "score": score, "rank": rank} for en, de, score, rank in ROWS]
+    rows = [
+        {"src": en, "tgt": {"text": de}, "score": score, "rank": rank}
+        for en, de, score, rank in ROWS
+    ]
     table = pyarrow.Table.from_pylist(rows)
     pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
     (tmp_path / "splits").mkdir()
@@ -45,7 +50,9 @@ def folder(tmp_path):
         (tmp_path / saved).mkdir()
         with pyarrow.ipc.new_stream(tmp_path / saved / "data.arrow", table.schema) as stream:
             stream.write_table(table, max_chunksize=3)
-        (tmp_path / saved / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+        (tmp_path / saved / "state.json").write_text(
+            '{"_data_files": [{"filename": "data.arrow"}]}'
+        )
     return tmp_path
 
 
@@ -66,8 +73,15 @@ def test_pairs_beyond_a_limit_are_left_out_and_keep_their_place(folder, file, te
     score, rank = next(names for form, names in SCORES.items() if form in file)
     assert list(open_en_de(f"{file}:{texts}", folder).pairs()) == PAIRS
     source = open_en_de(f"{file}:{texts}:{score}>=0.7", folder)
-    assert list(source.rows()) == [PAIRS[0], "score", *PAIRS[2:]] and list(source.pairs()) == [PAIRS[0], *PAIRS[2:]]
-    assert source.count == 4 and source.where(2).endswith(" 3") and [*source.references()][1] == ("ein Hund",)
+    assert list(source.rows()) == [PAIRS[0], "score", *PAIRS[2:]] and list(source.pairs()) == [
+        PAIRS[0],
+        *PAIRS[2:],
+    ]
+    assert (
+        source.count == 4
+        and source.where(2).endswith(" 3")
+        and [*source.references()][1] == ("ein Hund",)
+    )
     both = open_en_de(f" {file} : {texts} : {score} >= 0.7 , {rank}<=1", folder)
     assert list(both.pairs()) == [PAIRS[0], PAIRS[3]]
     back = open_en_de(f"{file}:{','.join(texts.split(',')[::-1])}", folder)

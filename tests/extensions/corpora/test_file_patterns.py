@@ -27,13 +27,24 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "spec", ["train.*.en,train.*.de", "train.??.en , train.??.de", "train.[01]?.en,train.[!x]?.de", "*/all.en,*/all.de"]
+    "spec",
+    [
+        "train.*.en,train.*.de",
+        "train.??.en , train.??.de",
+        "train.[01]?.en,train.[!x]?.de",
+        "*/all.en,*/all.de",
+    ],
 )
 def test_files_are_paired_and_read_in_the_order_of_their_names(folder, spec):
     expected = [("en 00 0", "de 00 0"), ("en 00 1", "de 00 1"), ("en 10 0", "de 10 0")]
-    for root, of_root in ((folder, spec), ("", spec.replace("*/", f"{folder}/*/").replace("train", f"{folder}/train"))):
+    for root, of_root in (
+        (folder, spec),
+        ("", spec.replace("*/", f"{folder}/*/").replace("train", f"{folder}/train")),
+    ):
         source = open_en_de(of_root, root)
-        assert source.where(2).count("10") >= 2 and source.where(2).endswith("line 1")  # without reading before
+        assert source.where(2).count("10") >= 2 and source.where(2).endswith(
+            "line 1"
+        )  # without reading before
         assert list(source.pairs()) == list(source.pairs()) == expected and source.count == 3
         assert len(source.files) == 6 and source.where(1).endswith("de line 2")
 

@@ -36,8 +36,16 @@ def config_of(tmp_path):
 
     def of(side, **keys):
         keys = {"data." + name: value for name, value in keys.items()}
-        values = {"data.train": "train.en,train.de", "data.valid": "valid.en,valid.de", "data.root": str(tmp_path)}
-        values |= {"data.test": "test.en,test.de,test.ref2.de", "data.vocab_size": "290", "filters.held_out": side}
+        values = {
+            "data.train": "train.en,train.de",
+            "data.valid": "valid.en,valid.de",
+            "data.root": str(tmp_path),
+        }
+        values |= {
+            "data.test": "test.en,test.de,test.ref2.de",
+            "data.vocab_size": "290",
+            "filters.held_out": side,
+        }
         values |= {"data.max_length": "64", "data.batch_tokens": "256", "data.pack_length": "64"}
         return resolve(override(default_config(), values | keys))
 
@@ -53,14 +61,21 @@ def kept(config):
 
 @pytest.mark.parametrize(
     ("side", "expected"),
-    [("source", [2, 4, 5, 6, 7]), ("target", [4, 5, 6, 7]), ("either", [4, 5, 6, 7]), ("pair", [2, 4, 5, 6, 7])],
+    [
+        ("source", [2, 4, 5, 6, 7]),
+        ("target", [4, 5, 6, 7]),
+        ("either", [4, 5, 6, 7]),
+        ("pair", [2, 4, 5, 6, 7]),
+    ],
 )
 def test_texts_are_compared_without_case_punctuation_and_spaces(config_of, side, expected):
     assert kept(config_of(side)) == expected
 
 
 def test_variants_of_a_sign_are_compared_as_the_sign():
-    assert _key("葛\U000e0100 1\ufe0f", "ja") == _key("葛1", "ja") and not _key("☀\ufe0f \u0301", "ja")
+    assert _key("葛\U000e0100 1\ufe0f", "ja") == _key("葛1", "ja") and not _key(
+        "☀\ufe0f \u0301", "ja"
+    )
 
 
 def test_pairs_of_the_other_direction_are_found(config_of):
@@ -76,7 +91,9 @@ def test_dropped_pairs_are_counted_and_listed_and_other_sets_are_another_store(c
     corpus = prepare_corpus(task_of(config_of("either")), tmp_path / "run")
     assert corpus.train.meta["held_out"] == corpus.train.meta["dropped"] == 4
     listed = list(dropped_by(config_of("either"), corpus.tokenizers))
-    assert [reason for _, reason in listed] == ["held_out"] * 4 and listed[0][0].endswith("train.de line 1")
+    assert [reason for _, reason in listed] == ["held_out"] * 4 and listed[0][0].endswith(
+        "train.de line 1"
+    )
     other = prepare_corpus(task_of(config_of("either", test="")), tmp_path / "other")
     assert other.train.num_pairs == 7 and other.train.digest != corpus.train.digest
 

@@ -31,7 +31,9 @@ def accepts(rule, source, target):
     return rule.drops([Pair(source, target, [5], [6], 0)]) == [False]
 
 
-needs_py3langid = pytest.mark.skipif(find_spec("py3langid") is None, reason="py3langid is not installed")
+needs_py3langid = pytest.mark.skipif(
+    find_spec("py3langid") is None, reason="py3langid is not installed"
+)
 
 
 @needs_py3langid
@@ -60,10 +62,18 @@ def test_only_confident_mistakes_are_refused(source, target, accepted):
 def test_spellings_are_one_language_and_a_higher_confidence_drops_fewer():
     for codes in (("en-GB", "de_AT"), ("eng", "deu_Latn")):
         rule = OtherLanguages((codes,), 0.95)
-        assert rule.as_stored() and accepts(rule, ENGLISH, GERMAN) and not accepts(rule, GERMAN, ENGLISH)
+        assert (
+            rule.as_stored()
+            and accepts(rule, ENGLISH, GERMAN)
+            and not accepts(rule, GERMAN, ENGLISH)
+        )
     pairs = list(open_source("toy:train:300", source_language="en", target_language="de").pairs())
     swapped = [
-        sum(OtherLanguages(FILTER.languages, confidence).drops([Pair(t, s, [5], [6], 0) for s, t in pairs]))
+        sum(
+            OtherLanguages(FILTER.languages, confidence).drops(
+                [Pair(t, s, [5], [6], 0) for s, t in pairs]
+            )
+        )
         for confidence in (0.5, 0.99, 0.9999)
     ]
     assert 300 >= swapped[0] > swapped[1] > swapped[2] and swapped[0] > 290
@@ -71,10 +81,17 @@ def test_spellings_are_one_language_and_a_higher_confidence_drops_fewer():
 
 
 @needs_py3langid
-@pytest.mark.parametrize("text", ["Eg veit ikkje kva du meiner med dette.", "Hun sa at hun ikke ville komme tilbake."])
+@pytest.mark.parametrize(
+    "text", ["Eg veit ikkje kva du meiner med dette.", "Hun sa at hun ikke ville komme tilbake."]
+)
 def test_a_code_of_several_languages_accepts_each(text):
     """no: Bokmål and Nynorsk. nn is one of them."""
-    for code, accepted in (("no", True), ("nor", True), ("nn", text.startswith("Eg")), ("nb", text.startswith("Hun"))):
+    for code, accepted in (
+        ("no", True),
+        ("nor", True),
+        ("nn", text.startswith("Eg")),
+        ("nb", text.startswith("Hun")),
+    ):
         assert accepts(OtherLanguages((("en", code),), 0.9), ENGLISH, text) is accepted
 
 
@@ -82,7 +99,11 @@ def test_a_code_of_several_languages_accepts_each(text):
 def test_worker_processes_get_the_filter_without_the_model():
     assert accepts(FILTER, ENGLISH, GERMAN)
     copied = pickle.dumps(FILTER)
-    assert len(copied) < 300 and pickle.loads(copied) == FILTER and not accepts(pickle.loads(copied), GERMAN, GERMAN)
+    assert (
+        len(copied) < 300
+        and pickle.loads(copied) == FILTER
+        and not accepts(pickle.loads(copied), GERMAN, GERMAN)
+    )
 
 
 @needs_py3langid
@@ -105,7 +126,9 @@ def config_of(**keys):
     values = {"data.train": "toy:train:30", "data.vocab_size": "300", "filters.language": "0.95"}
     return resolve(
         override(
-            default_config(), values | {name if "." in name else f"data.{name}": value for name, value in keys.items()}
+            default_config(),
+            values
+            | {name if "." in name else f"data.{name}": value for name, value in keys.items()},
         )
     )
 

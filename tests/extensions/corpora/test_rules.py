@@ -18,17 +18,36 @@ def test_copies_are_pairs_with_equal_sides(source, target, kept):
 
 
 def test_lengths_are_those_of_the_tokens():
-    pairs = [Pair("x", "y", [5] * source, [6] * target, 0) for source, target in ((2, 6), (6, 2), (7, 2), (2, 7))]
+    pairs = [
+        Pair("x", "y", [5] * source, [6] * target, 0)
+        for source, target in ((2, 6), (6, 2), (7, 2), (2, 7))
+    ]
     assert LengthRatio(3.0).drops(pairs) == [False, False, True, True]
 
 
 def test_all_filters_of_a_config_are_set_and_shown():
-    keys = {"duplicates": "True", "length_ratio": "3", "copies": "True", "held_out": "pair", "language": "0.95"}
+    keys = {
+        "duplicates": "True",
+        "length_ratio": "3",
+        "copies": "True",
+        "held_out": "pair",
+        "language": "0.95",
+    }
     keys = {f"filters.{name}": value for name, value in keys.items()}
-    config = resolve(override(default_config(), keys | {"data.train": "x=a,b; y=c,d", "data.valid": "e,f"}))
+    config = resolve(
+        override(default_config(), keys | {"data.train": "x=a,b; y=c,d", "data.valid": "e,f"})
+    )
     filters = training_policies(config).filters
-    assert [rule.reason for rule in filters] == ["duplicate", "length_ratio", "copy", "held_out", "language"]
-    assert all(rule.rule for rule in filters) and "3" in filters[1].rule and "0.95" in filters[4].rule
+    assert [rule.reason for rule in filters] == [
+        "duplicate",
+        "length_ratio",
+        "copy",
+        "held_out",
+        "language",
+    ]
+    assert (
+        all(rule.rule for rule in filters) and "3" in filters[1].rule and "0.95" in filters[4].rule
+    )
 
 
 @pytest.mark.parametrize(

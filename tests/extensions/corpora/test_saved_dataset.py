@@ -45,7 +45,9 @@ def test_rows_are_read_in_order(dataset):
     assert source.where(9) == f"{dataset / 'set' / 'train'} row 10"
     assert list(open_en_de(f"hf:{dataset}/set:test", "").pairs()) == PAIRS[:3]
     assert list(open_en_de("hf:single", dataset).pairs()) == [("x", "y")]
-    backward = open_source("hf:single", root=str(dataset), source_language="fr", target_language="en")
+    backward = open_source(
+        "hf:single", root=str(dataset), source_language="fr", target_language="en"
+    )
     assert list(backward.pairs()) == [("z", "x")]
     assert source.fingerprint() != open_en_de("hf:set:test", dataset).fingerprint()
 
@@ -53,14 +55,21 @@ def test_rows_are_read_in_order(dataset):
 def test_datasets_itself_reads_the_same(tmp_path):
     datasets = pytest.importorskip("datasets")
     whole = datasets.Dataset.from_list(ROWS)
-    chosen = datasets.DatasetDict({"train": whole.shuffle(seed=0).select(range(20)), "none": whole.select([])})
+    chosen = datasets.DatasetDict(
+        {"train": whole.shuffle(seed=0).select(range(20)), "none": whole.select([])}
+    )
     chosen.save_to_disk(tmp_path / "set", num_shards={"train": 3, "none": 1})
-    expected = [(row["en"].replace("\n", " "), row["de"]) for row in datasets.load_from_disk(tmp_path / "set")["train"]]
+    expected = [
+        (row["en"].replace("\n", " "), row["de"])
+        for row in datasets.load_from_disk(tmp_path / "set")["train"]
+    ]
     assert list(open_en_de("hf:set:train", tmp_path).pairs()) == expected
     with refused("hf:set:none"):
         list(open_en_de("hf:set:none", tmp_path).pairs())
     languages = datasets.Features({"translation": datasets.Translation(["en", "de"])})
-    nested = datasets.Dataset.from_list([{"translation": {"en": "x", "de": "y"}}], features=languages)
+    nested = datasets.Dataset.from_list(
+        [{"translation": {"en": "x", "de": "y"}}], features=languages
+    )
     nested.save_to_disk(tmp_path / "nested")
     assert list(open_en_de("hf:nested", tmp_path).pairs()) == [("x", "y")]
 
@@ -101,8 +110,15 @@ def test_a_file_that_is_cut_off_anywhere_is_an_error(dataset):
     ],
 )
 def test_errors_say_what_is_wrong(dataset, spec, names):
-    states = {"empty": None, "unnamed": "{}", "broken": "{", "missing": '{"_data_files": [{"filename": "data.arrow"}]}'}
-    states["selection"] = json.dumps({"_data_files": [], "_indices_data_files": [{"filename": "indices.arrow"}]})
+    states = {
+        "empty": None,
+        "unnamed": "{}",
+        "broken": "{",
+        "missing": '{"_data_files": [{"filename": "data.arrow"}]}',
+    }
+    states["selection"] = json.dumps(
+        {"_data_files": [], "_indices_data_files": [{"filename": "indices.arrow"}]}
+    )
     for name, state in states.items():
         (dataset / name).mkdir()
         if state:
@@ -116,7 +132,11 @@ def test_errors_say_what_is_wrong(dataset, spec, names):
 def test_memory_does_not_grow_with_the_rows(tmp_path):
     peaks = []
     for rows in (2_000, 20_000):
-        save(tmp_path / str(rows), [{"en": "a house " * 20, "de": "ein Haus " * 20}] * rows, batch_rows=1000)
+        save(
+            tmp_path / str(rows),
+            [{"en": "a house " * 20, "de": "ein Haus " * 20}] * rows,
+            batch_rows=1000,
+        )
         source = open_en_de(f"hf:{rows}", tmp_path)
         tracemalloc.start()
         assert sum(1 for _ in source.pairs()) == rows

@@ -86,18 +86,26 @@ der Hund?</seg></tuv><tuv lang="EN"><seg>Where is the dog?</seg></tuv></tu>
 </body></tmx>"""
 
 
-def test_a_translation_memory_is_refused_with_the_script_that_converts_it(tmp_path, monkeypatch, capsys):
+def test_a_translation_memory_is_refused_with_the_script_that_converts_it(
+    tmp_path, monkeypatch, capsys
+):
     (tmp_path / "m.tmx").write_text(MEMORY)
     with refused("m.tmx", "docs/data.md"):
         open_en_de("m.tmx", tmp_path)
     (script,) = re.findall(
-        r"with this as `tmx.py`:\n\n```python\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), re.S
+        r"with this as `tmx.py`:\n\n```python\n(.*?)```",
+        (ROOT / "docs" / "data.md").read_text(),
+        re.S,
     )
     (tmp_path / "tmx.py").write_text(script)
     monkeypatch.setattr("sys.argv", ["tmx.py", str(tmp_path / "m.tmx"), "en", "de"])
     runpy.run_path(str(tmp_path / "tmx.py"))
     (tmp_path / "m.jsonl").write_text(capsys.readouterr().out)
-    expected = [("It is late.", "Es ist spät."), ("Where is the dog?", "Wo ist der Hund?"), ("Yes & no.", "")]
+    expected = [
+        ("It is late.", "Es ist spät."),
+        ("Where is the dog?", "Wo ist der Hund?"),
+        ("Yes & no.", ""),
+    ]
     assert list(open_en_de("m.jsonl", tmp_path).pairs()) == expected
 
 
@@ -105,7 +113,11 @@ def test_a_translation_memory_is_refused_with_the_script_that_converts_it(tmp_pa
 def tables(tmp_path):
     """Two files with columns of their own, and one with the columns below "translation"."""
     rows = [{"en": en, "de": de, "score": 0.5} for en, de in PAIRS]
-    for name, part in (("p-0", rows[:1]), ("p-1", rows[1:]), ("nested", [{"translation": row} for row in rows])):
+    for name, part in (
+        ("p-0", rows[:1]),
+        ("p-1", rows[1:]),
+        ("nested", [{"translation": row} for row in rows]),
+    ):
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(part), tmp_path / f"{name}.parquet")
     return tmp_path
 
@@ -116,23 +128,33 @@ def test_parquet_files_are_read_in_order_of_their_names(tables):
         source = open_en_de(spec, tables)
         assert source.count == 3 and list(source.pairs()) == list(source.pairs()) == expected
     source = open_en_de("parquet:p-?.parquet", tables)
-    assert source.where(0).endswith("p-0.parquet row 1") and source.where(2).endswith("p-1.parquet row 2")
-    backward = open_source("p-1.parquet", root=str(tables), source_language="de", target_language="en")
+    assert source.where(0).endswith("p-0.parquet row 1") and source.where(2).endswith(
+        "p-1.parquet row 2"
+    )
+    backward = open_source(
+        "p-1.parquet", root=str(tables), source_language="de", target_language="en"
+    )
     assert list(backward.pairs()) == [pair[::-1] for pair in expected[1:]]
 
 
 def test_parquet_without_the_languages_is_refused(tables):
     with refused("p-0.parquet", "de, score", "fr", "config.data.source_language"):
         open_source("p-0.parquet", root=str(tables), source_language="en", target_language="fr")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"translation": "x"}]), tables / "t.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([{"translation": "x"}]), tables / "t.parquet"
+    )
     with refused("t.parquet", "translation", "de"):
         open_en_de("t.parquet", tables)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"en": "x", "de": 3}]), tables / "n.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([{"en": "x", "de": 3}]), tables / "n.parquet"
+    )
     with refused("n.parquet", "row 1:"):
         list(open_en_de("n.parquet", tables).pairs())
 
 
-@pytest.mark.parametrize("rows", [[{"en": "x", "de": None}], [{"translation": {"en": "x", "de": None}}]])
+@pytest.mark.parametrize(
+    "rows", [[{"en": "x", "de": None}], [{"translation": {"en": "x", "de": None}}]]
+)
 def test_null_is_an_empty_side(rows, tables):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tables / "n.parquet")
     assert list(open_en_de("n.parquet", tables).pairs()) == [("x", "")]
@@ -140,7 +162,9 @@ def test_null_is_an_empty_side(rows, tables):
 
 def test_damaged_parquet_pages_are_reported_with_the_file(tables):
     rows = [{"en": f"sentence {i}", "de": f"Satz {i}"} for i in range(5000)]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tables / "d.parquet", use_dictionary=False)
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(rows), tables / "d.parquet", use_dictionary=False
+    )
     data = bytearray((tables / "d.parquet").read_bytes())
     data[200:2000] = bytes(1800)
     (tables / "d.parquet").write_bytes(data)

@@ -63,7 +63,9 @@ def test_tfds_is_prepared_and_read_without_tensorflow(tfds_dir):
     both = open_en_de("tfds:t2t_pairs/de-en:train[:10%]+test", tfds_dir)
     assert list(both.pairs())[:3] == pairs[:3] and both.count == 3 + 4
 
-    swapped = open_source(source.spec, root=str(tfds_dir), source_language="de", target_language="en")
+    swapped = open_source(
+        source.spec, root=str(tfds_dir), source_language="de", target_language="en"
+    )
     assert list(swapped.pairs()) == [pair[::-1] for pair in pairs]
     assert len({s.fingerprint() for s in (source, part, both, swapped)}) == 4
     assert open_en_de(source.spec, tfds_dir).fingerprint() == source.fingerprint()
@@ -80,10 +82,14 @@ def test_tfds_folder_prepared_as_tfrecord_is_read(tfds_dir, tmp_path):
     for file in (tfds_dir / "t2t_pairs" / "de-en" / "1.0.0").iterdir():
         if ".array_record" in file.name:
             records = [bytes(record) for record in ArrayRecordDataSource([str(file)])]
-            framed = b"".join(struct.pack("<QI", len(r), 0) + r + struct.pack("<I", 0) for r in records)
+            framed = b"".join(
+                struct.pack("<QI", len(r), 0) + r + struct.pack("<I", 0) for r in records
+            )
             (folder / file.name.replace("array_record", "tfrecord")).write_bytes(framed)
         else:
-            (folder / file.name).write_text(file.read_text().replace('"array_record"', '"tfrecord"'))
+            (folder / file.name).write_text(
+                file.read_text().replace('"array_record"', '"tfrecord"')
+            )
     assert list(open_en_de("tfds:t2t_pairs/de-en:train", tmp_path).pairs()) == expected
     assert list(open_en_de("tfds:t2t_pairs/de-en:train[7:12]", tmp_path).pairs()) == expected[7:12]
 
@@ -103,7 +109,10 @@ def test_tfds_folder_prepared_as_tfrecord_is_read(tfds_dir, tmp_path):
         ("tfds:no_such_data/de,en:train", ("no_such_data/de,en",)),
         ("tfds:no_such.data/de-en:train", ("no_such.data",)),
         ("tfds:wmt14_translate/en-de:train", ("wmt14_translate", "cs-en, de-en")),
-        ("tfds:t2t_pairs/broken:train", ("t2t_pairs/broken", "ConnectionError: statmt.org", "data.root")),
+        (
+            "tfds:t2t_pairs/broken:train",
+            ("t2t_pairs/broken", "ConnectionError: statmt.org", "data.root"),
+        ),
         ("tfds:wmt14_translate", ("tfds:NAME:SPLIT",)),
         ("tfds:huggingface:x:train", ("tfds:huggingface:x:train",)),
         ("tfds:somebody:x/de-en:1.0.0:train", ("tfds:somebody:x/de-en:1.0.0:train",)),
@@ -116,14 +125,23 @@ def test_invalid_tfds_specs_are_rejected(tfds_dir, spec, names):
 
 def test_tfds_languages_must_be_features(tfds_dir):
     with refused("target_language", "'fr'", "de, en"):
-        open_source("tfds:t2t_pairs/de-en:test", root=str(tfds_dir), source_language="en", target_language="fr")
+        open_source(
+            "tfds:t2t_pairs/de-en:test",
+            root=str(tfds_dir),
+            source_language="en",
+            target_language="fr",
+        )
 
 
 def test_the_folder_of_a_stored_run_is_not_one_to_prepare_in(tmp_path):
     """data.root of a run is kept only if the dataset is prepared there: runs are untrusted input."""
     config, planted = Config(), tmp_path / "planted"
-    data = dataclasses.replace(config.data, root=str(planted), test="a=tfds:wmt14_translate/de-en:test; b=toy:test")
-    (tmp_path / "config.json").write_text(config_lib.to_json(dataclasses.replace(config, data=data)))
+    data = dataclasses.replace(
+        config.data, root=str(planted), test="a=tfds:wmt14_translate/de-en:test; b=toy:test"
+    )
+    (tmp_path / "config.json").write_text(
+        config_lib.to_json(dataclasses.replace(config, data=data))
+    )
     assert stored_config(tmp_path).data.root == ""
     folder = planted / "wmt14_translate" / "de-en" / "1.0.0"
     folder.mkdir(parents=True)

@@ -77,7 +77,11 @@ def test_steps_equal_the_mean_of_the_models(members, mean):
         cache = start_search(ensemble, params, source_BxS, 2, 8)
     step = jax.jit(DecodeStep(ensemble))
     for position in range(4):
-        tokens = jnp.array([[target[position - 1] for target in targets]] * 2) if position else jnp.zeros((2, 2), int)
+        tokens = (
+            jnp.array([[target[position - 1] for target in targets]] * 2)
+            if position
+            else jnp.zeros((2, 2), int)
+        )
         logits, cache = step(params, tokens, jnp.int32(position), cache)
         got = jax.nn.log_softmax(logits)[..., :VOCAB].reshape(4, VOCAB)
         np.testing.assert_allclose(got, expected[:, position], atol=2e-5)
@@ -92,18 +96,29 @@ def test_beam_search_equals_exhaustive_search(members, mean):
     outputs = [(*body, EOS) for body in bodies]
     log_probs = expected_log_probs(members, mean, [(source, list(output)) for output in outputs])
     totals = [
-        sum(row[i, token] for i, token in enumerate(output)) for row, output in zip(log_probs, outputs, strict=True)
+        sum(row[i, token] for i, token in enumerate(output))
+        for row, output in zip(log_probs, outputs, strict=True)
     ]
-    scores = [total / ((5 + len(output)) / 6) ** 0.6 for total, output in zip(totals, outputs, strict=True)]
+    scores = [
+        total / ((5 + len(output)) / 6) ** 0.6
+        for total, output in zip(totals, outputs, strict=True)
+    ]
     best = sorted(zip(scores, outputs, strict=True), reverse=True)[:5]
     ensemble, params = together(members, mean)
     beams = (VOCAB - 2) ** 2 * 2
     with mesh_lib.use(devices_mesh()):
         cache = start_search(ensemble, params, jnp.asarray([source]), beams, 8)
         result = run_search(
-            DecodeStep(ensemble), params, cache, BeamSearch(beams, 0.6, 5), sentences([cap]), lengths=(8,)
+            DecodeStep(ensemble),
+            params,
+            cache,
+            BeamSearch(beams, 0.6, 5),
+            sentences([cap]),
+            lengths=(8,),
         )
-    found = [tuple(ids[:n].tolist()) for ids, n in zip(result.tokens[0], result.lengths[0], strict=True)]
+    found = [
+        tuple(ids[:n].tolist()) for ids, n in zip(result.tokens[0], result.lengths[0], strict=True)
+    ]
     assert found == [output for _, output in best]
     np.testing.assert_allclose(result.scores[0], [score for score, _ in best], rtol=1e-4)
 
@@ -118,5 +133,9 @@ def test_mean_of_logits(mean):
     assert got.shape == (5, 8) and (got[:, 7] < -1e8).all()
     p, q = (np.exp(np.asarray(jax.nn.log_softmax(x), np.float64))[:, :7] for x in (a, b))
     want = 0.25 * p + 0.75 * q if mean == "probabilities" else p**0.25 * q**0.75
-    np.testing.assert_allclose(jax.nn.softmax(got)[:, :7], want / want.sum(-1, keepdims=True), rtol=1e-4)
-    np.testing.assert_allclose(jax.nn.softmax(mean_of([a, a], (0.1, 0.9), mean)), jax.nn.softmax(a), rtol=1e-4)
+    np.testing.assert_allclose(
+        jax.nn.softmax(got)[:, :7], want / want.sum(-1, keepdims=True), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        jax.nn.softmax(mean_of([a, a], (0.1, 0.9), mean)), jax.nn.softmax(a), rtol=1e-4
+    )

@@ -53,10 +53,18 @@ def both(runs, **settings):
 
 def test_translate_with_two_workdirs(runs, capsys, monkeypatch, tmp_path):
     (tmp_path / "lines").write_text("".join(line + "\n" for line in LINES))
-    words = ["translate", f"--workdir={runs[0]}", f"--workdir={runs[1]}", f"--input={tmp_path / 'lines'}", DEVICES]
+    words = [
+        "translate",
+        f"--workdir={runs[0]}",
+        f"--workdir={runs[1]}",
+        f"--input={tmp_path / 'lines'}",
+        DEVICES,
+    ]
     assert main(words) == 0
     assert capsys.readouterr().out.splitlines() == [t.text for t in both(runs).translate(LINES)]
-    refused_command([*words, f"--config.ensembles.members={runs[1]}"], "--workdir", "config.ensembles.members")
+    refused_command(
+        [*words, f"--config.ensembles.members={runs[1]}"], "--workdir", "config.ensembles.members"
+    )
 
 
 @pytest.mark.slow
@@ -69,7 +77,9 @@ def test_serve_answers_with_all_models(runs):
     with serving({"both": model}) as server:
         answer = server.post("/api/translate", {"text": LINES}).json()
     found = [line["hypotheses"][0]["score"] for line in answer["translations"]]
-    together, single = ([t.hypotheses[0].score for t in each.translate(LINES)] for each in (model, alone))
+    together, single = (
+        [t.hypotheses[0].score for t in each.translate(LINES)] for each in (model, alone)
+    )
     assert found == pytest.approx(together, abs=1e-3) and found != pytest.approx(single, abs=1e-2)
 
 
@@ -79,15 +89,23 @@ def test_models_are_named_alike_in_every_working_directory(runs, monkeypatch):
     monkeypatch.chdir(runs[0].parent)
     relative = load("a", overrides={"ensembles.members": "b", "mesh.data": "-1"})
     assert relative.models == absolute.models
-    assert relative.config.value("ensembles.members") == absolute.config.value("ensembles.members") == str(runs[1])
+    assert (
+        relative.config.value("ensembles.members")
+        == absolute.config.value("ensembles.members")
+        == str(runs[1])
+    )
     assert record_name(relative, "test", "digest") == record_name(absolute, "test", "digest")
     monkeypatch.chdir(runs[0])
-    assert load(".", overrides={"ensembles.members": "../b@1", "mesh.data": "-1"}).models[1]["workdir"] == str(runs[1])
+    assert load(".", overrides={"ensembles.members": "../b@1", "mesh.data": "-1"}).models[1][
+        "workdir"
+    ] == str(runs[1])
 
 
 def test_the_weight_of_one_model_decides(runs):
     """With almost all of the weight, outputs are its own."""
-    alone = [[t.text for t in load(run, overrides={"mesh.data": "-1"}).translate(LINES)] for run in runs]
+    alone = [
+        [t.text for t in load(run, overrides={"mesh.data": "-1"}).translate(LINES)] for run in runs
+    ]
     assert alone[0] != alone[1]
     for weights, expected in (("1,1e-30", alone[0]), ("1e-30,1", alone[1])):
         assert [t.text for t in both(runs, weights=weights).translate(LINES)] == expected
@@ -99,7 +117,9 @@ def test_scores_are_the_mean_of_the_models(runs):
     (together,) = both(runs, weights="1,3").score([pair])
     each = [load(run, overrides={"mesh.data": "-1"}).score([pair])[0] for run in runs]
     first, second = (np.exp(score.token_log_probs) for score in each)
-    np.testing.assert_allclose(np.exp(together.token_log_probs), 0.25 * first + 0.75 * second, rtol=1e-4)
+    np.testing.assert_allclose(
+        np.exp(together.token_log_probs), 0.25 * first + 0.75 * second, rtol=1e-4
+    )
 
 
 @pytest.mark.slow
@@ -111,17 +131,27 @@ def test_records_name_models_steps_and_weights(runs, tmp_path):
     records = [json.loads(path.read_text()) for path in sorted((tmp_path / "eval").glob("*.json"))]
     assert len(records) == len({record["identity"] for record in records}) == 3
     models = {
-        record["config"].get("ensembles", {}).get("weights"): record["checkpoint"].get("models") for record in records
+        record["config"].get("ensembles", {}).get("weights"): record["checkpoint"].get("models")
+        for record in records
     }
-    counts = {record["config"].get("ensembles", {}).get("weights"): record["parameters"] for record in records}
+    counts = {
+        record["config"].get("ensembles", {}).get("weights"): record["parameters"]
+        for record in records
+    }
     assert models[None] is None or len(models) == 3
     weighted = models["3,1"]
     assert [m["workdir"] for m in weighted] == [str(tmp_path), str(runs[1])] or [
         m["workdir"] for m in weighted
     ] == list(map(str, runs))
-    assert [m["steps"] for m in weighted] == [[2], [1]] and [m["weight"] for m in weighted] == [0.75, 0.25]
+    assert [m["steps"] for m in weighted] == [[2], [1]] and [m["weight"] for m in weighted] == [
+        0.75,
+        0.25,
+    ]
     assert counts["3,1"] == sum(m["parameters"] for m in weighted)
-    nll = {record["config"].get("ensembles", {}).get("weights"): record["scores"]["nll"] for record in records}
+    nll = {
+        record["config"].get("ensembles", {}).get("weights"): record["scores"]["nll"]
+        for record in records
+    }
     assert np.isfinite(list(nll.values())).all() and len(set(nll.values())) == 3
 
 
@@ -138,7 +168,10 @@ def test_all_models_are_on_the_mesh_of_the_first(runs):
 def test_a_model_that_the_mesh_cannot_divide_is_refused(runs):
     """The second one has two heads."""
     with refused("num_heads"):
-        load(runs[0], overrides={"ensembles.members": str(runs[1]), "mesh.data": "-1", "mesh.tensor": "4"})
+        load(
+            runs[0],
+            overrides={"ensembles.members": str(runs[1]), "mesh.data": "-1", "mesh.tensor": "4"},
+        )
 
 
 @pytest.mark.smoke
@@ -172,10 +205,16 @@ def test_models_that_cannot_decode_together_are_refused_by_name(runs, tmp_path, 
         together("eos")
     with refused("64 tokens"):
         add("learned", model=dict(position="learned", max_positions=64))
-    short = {"decode.max_source_length": "32", "ensembles.members": str(tmp_path / "learned"), "mesh.data": "-1"}
+    short = {
+        "decode.max_source_length": "32",
+        "ensembles.members": str(tmp_path / "learned"),
+        "mesh.data": "-1",
+    }
     with refused("first --workdir"):  # outputs may be longer than sources
         load(runs[0], overrides=short)
-    first = load(tmp_path / "learned", overrides={"ensembles.members": str(runs[0]), "mesh.data": "-1"})
+    first = load(
+        tmp_path / "learned", overrides={"ensembles.members": str(runs[0]), "mesh.data": "-1"}
+    )
     assert first.max_source_length == 64
 
 
@@ -200,7 +239,10 @@ def test_wrong_settings_are_named(runs, keys, names):
             ["attend", "--source=It is late.", "--output=a.npz", "--config.ensembles.members=b"],
             ["attention", "one model"],
         ),
-        (["export", "--format=safetensors", "--output=x", "--config.ensembles.members=b"], ["export", "one model"]),
+        (
+            ["export", "--format=safetensors", "--output=x", "--config.ensembles.members=b"],
+            ["export", "one model"],
+        ),
         (["attend", "--source=x", "--output=x.npz", "--workdir=b"], ["--workdir"]),
     ],
 )
@@ -214,10 +256,15 @@ def test_commands_for_one_model_refuse_several(runs, words, names, monkeypatch):
 def test_ctranslate2_decodes_with_one_model(runs):
     search = {"decode.early_stopping": "beam_full", "decode.length_penalty": "power"}
     with refused("ctranslate2", "one model"):
-        load(runs[0], overrides={"ensembles.members": str(runs[1]), "decode.engine": "ctranslate2"} | search)
+        load(
+            runs[0],
+            overrides={"ensembles.members": str(runs[1]), "decode.engine": "ctranslate2"} | search,
+        )
 
 
 def test_parameters_in_bfloat16_translate_alike(runs):
     model = both(runs)
-    assert [t.text for t in model.for_decoding().translate(LINES)] == [t.text for t in model.translate(LINES)]
+    assert [t.text for t in model.for_decoding().translate(LINES)] == [
+        t.text for t in model.translate(LINES)
+    ]
     assert dataclasses.replace(model).models == model.models

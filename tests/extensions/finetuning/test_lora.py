@@ -5,7 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config, write_store
+from helpers.configs import (
+    devices_mesh,
+    model_and_state,
+    random_pairs,
+    rows_alone,
+    small_config,
+    write_store,
+)
 from helpers.refusals import refused
 from helpers.runs import start, tiny_run
 from helpers.updates import run_updates
@@ -33,7 +40,9 @@ def of_model(params: dict) -> dict:
 def with_random_adapters(params: dict) -> dict:
     """B is zero at first, where A has no gradient."""
     keys = iter(jax.random.split(jax.random.key(7), 1000))
-    return params | {"lora": jax.tree.map(lambda x: 0.3 * jax.random.normal(next(keys), x.shape), params["lora"])}
+    return params | {
+        "lora": jax.tree.map(lambda x: 0.3 * jax.random.normal(next(keys), x.shape), params["lora"])
+    }
 
 
 def as_matrices(path: str, w: np.ndarray) -> np.ndarray:
@@ -46,7 +55,9 @@ def as_matrices(path: str, w: np.ndarray) -> np.ndarray:
 
 def adapters_of(params: dict) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """{path of the kernel: (A [matrices, inputs, rank], B [matrices, rank, outputs])} in float64."""
-    leaves = {path: np.asarray(x, np.float64) for path, x in flatten_dict(params["lora"], sep="/").items()}
+    leaves = {
+        path: np.asarray(x, np.float64) for path, x in flatten_dict(params["lora"], sep="/").items()
+    }
     out = {}
     for path in {path.rpartition("/")[0] for path in leaves}:
         a, b = leaves[f"{path}/a"], leaves[f"{path}/b"]
@@ -62,7 +73,9 @@ def test_gradients_are_the_full_gradient_projected(mixer):
     config = small_config(model=dict(dropout=0.0, mixer=mixer), finetuning=lora)
     model, _, state, _ = model_and_state(config)
     params, batch = with_random_adapters(state.params), rows_alone(random_pairs(4))
-    loss = jax.jit(jax.value_and_grad(lambda p: loss_sums(config, model, merge(of(config), p), batch, None)[0]))
+    loss = jax.jit(
+        jax.value_and_grad(lambda p: loss_sums(config, model, merge(of(config), p), batch, None)[0])
+    )
     full_loss = jax.jit(jax.value_and_grad(lambda p: loss_sums(config, model, p, batch, None)[0]))
     value, grads = loss(params)
     merged = merged_parameters(parameters_of(config), params)
@@ -73,7 +86,9 @@ def test_gradients_are_the_full_gradient_projected(mixer):
     assert set(pairs) == {path for path in kernels if path.endswith("/kernel")} and len(pairs) > 9
     for path, (a, b) in pairs.items():
         np.testing.assert_allclose(
-            as_matrices(path, after[path]), as_matrices(path, kernels[path]) + 2.0 * a @ b, atol=1e-5
+            as_matrices(path, after[path]),
+            as_matrices(path, kernels[path]) + 2.0 * a @ b,
+            atol=1e-5,
         )
         g = as_matrices(path, gradient[path])
         expected = 2.0 * g @ b.swapaxes(1, 2), 2.0 * a.swapaxes(1, 2) @ g
@@ -102,11 +117,18 @@ def test_only_adapters_change_and_have_optimizer_state(trained):
     for old, new in ((before.params, after.params), (before.ema, after.ema)):
         jax.tree.map(np.testing.assert_array_equal, of_model(new), of_model(old))
         changed = [
-            not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (new["lora"], old["lora"])), strict=True)
+            not np.array_equal(a, b)
+            for a, b in zip(*map(jax.tree.leaves, (new["lora"], old["lora"])), strict=True)
         ]
         assert all(changed)
-    assert jax.tree.structure(after.opt_state[1].mu) == jax.tree.structure({"lora": after.params["lora"]})
-    b = {path: x for path, x in flatten_dict(before.params["lora"], sep="/").items() if path.endswith("/b")}
+    assert jax.tree.structure(after.opt_state[1].mu) == jax.tree.structure(
+        {"lora": after.params["lora"]}
+    )
+    b = {
+        path: x
+        for path, x in flatten_dict(before.params["lora"], sep="/").items()
+        if path.endswith("/b")
+    }
     assert not any(x.any() for x in b.values())
 
 
@@ -120,7 +142,9 @@ def test_the_first_update_sees_the_base_model(store, trained):
 def test_losses_are_the_same_on_a_sharded_mesh(store, trained):
     _, state, metrics = run_updates(small_config(**KEYS), store, (2, 2, 2))
     for name in ("loss", "grad_norm"):
-        np.testing.assert_allclose([m[name] for m in metrics], [m[name] for m in trained[2]], rtol=1e-4)
+        np.testing.assert_allclose(
+            [m[name] for m in metrics], [m[name] for m in trained[2]], rtol=1e-4
+        )
     query = state.params["lora"]["encoder_0"]["self_attention"]["query"]["kernel"]
     assert query["a"].sharding.spec[0] == "fsdp" and query["b"].sharding.spec[1] == "tensor"
 
@@ -136,7 +160,11 @@ def test_a_pattern_without_a_kernel_is_refused():
 @pytest.mark.slow
 def test_a_run_is_read_with_merged_weights(tmp_path, cache):
     """`load`, a mean of checkpoints and a run that starts from it see W + s A B."""
-    keys = dict(checkpoint=dict(every_steps=2, keep_last=9), eval=dict(every_steps=4), optimizer=dict(lr_scale=2.0))
+    keys = dict(
+        checkpoint=dict(every_steps=2, keep_last=9),
+        eval=dict(every_steps=4),
+        optimizer=dict(lr_scale=2.0),
+    )
 
     loop.train(start(tiny_run("", 1), tmp_path / "base", cache), score=None)
     adapters = KEYS["finetuning"] | dict(init_from=str(tmp_path / "base"))

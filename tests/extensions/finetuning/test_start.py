@@ -29,7 +29,9 @@ from t2t_flax.training.train_state import init_state, make_model
 def first(tmp_path_factory, cache):
     """A run with four checkpoints, of which the best by its metric is set to be the second."""
     workdir = tmp_path_factory.mktemp("first")
-    config = tiny_run(workdir, steps=4, checkpoint=dict(every_steps=1, keep_last=9), eval=dict(every_steps=1))
+    config = tiny_run(
+        workdir, steps=4, checkpoint=dict(every_steps=1, keep_last=9), eval=dict(every_steps=1)
+    )
     loop.train(start(config, workdir, cache), score=None)
     checkpoints = Checkpoints(workdir / "checkpoints", keep_last=9)
     for step in range(1, 5):
@@ -47,21 +49,37 @@ def test_the_start_is_evaluated_and_competes_for_the_best(first, tmp_path, cache
     """The run makes it worse, in two parts. Runs that start from random parameters have no evaluation before update 1."""
     said = []
     for steps in (2, 4):
-        keys = dict(eval=dict(every_steps=2), optimizer=dict(lr_scale=1e3), finetuning=dict(init_from=str(first)))
+        keys = dict(
+            eval=dict(every_steps=2),
+            optimizer=dict(lr_scale=1e3),
+            finetuning=dict(init_from=str(first)),
+        )
         config = tiny_run(tmp_path, steps=steps, checkpoint=dict(keep_last=1), **keys)
         loop.train(start(config, tmp_path, cache), score=None, say=said.append)
     lines = [line for line in read_metrics(tmp_path) if "valid_nll" in line]
-    assert [line["step"] for line in lines] == [0, 2, 4] and lines[0]["valid_nll"] < lines[2]["valid_nll"]
+    assert [line["step"] for line in lines] == [0, 2, 4] and lines[0]["valid_nll"] < lines[2][
+        "valid_nll"
+    ]
     before = [line for line in read_metrics(first) if "valid_nll" in line]
     assert [line["step"] for line in before] == [1, 2, 3, 4]
     assert lines[0]["valid_nll"] == pytest.approx(before[-1]["valid_nll"], rel=1e-5)
-    params, expected = (load(workdir, best=best).params for workdir, best in ((tmp_path, True), (first, False)))
+    params, expected = (
+        load(workdir, best=best).params for workdir, best in ((tmp_path, True), (first, False))
+    )
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), jax.device_get(expected))
-    assert_names(said[-1], "valid_nll", f"{lines[0]['valid_nll']:.4f}", f"{lines[2]['valid_nll']:.4f}", "--best")
+    assert_names(
+        said[-1],
+        "valid_nll",
+        f"{lines[0]['valid_nll']:.4f}",
+        f"{lines[2]['valid_nll']:.4f}",
+        "--best",
+    )
 
 
 def with_checkpoint(setup: TrainingSetup, text: str) -> TrainingSetup:
-    return dataclasses.replace(setup, config=setup.config.with_values({"finetuning.init_checkpoint": text}))
+    return dataclasses.replace(
+        setup, config=setup.config.with_values({"finetuning.init_checkpoint": text})
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,7 +112,10 @@ def test_another_tokenizer_than_that_of_the_first_run_is_refused(first, tmp_path
         config = own.with_values({"data.tokenizer_model": str(path)})
         with refused("finetuning.init_from", "by_piece"):
             hook(config).tokenizer_folder()
-    assert hook(config.with_values({"finetuning.init_vocabulary": "by_piece"})).tokenizer_folder() is None
+    assert (
+        hook(config.with_values({"finetuning.init_vocabulary": "by_piece"})).tokenizer_folder()
+        is None
+    )
 
 
 def test_a_checkpoint_that_is_not_there_is_refused(tuned):
@@ -113,7 +134,9 @@ REFUSED = [({"init_checkpoint": "best"}, "init_from"), ({"init_vocabulary": "by_
 @pytest.mark.parametrize(("keys", "named"), REFUSED)
 def test_keys_that_do_not_fit_are_refused(keys, named):
     with refused(f"finetuning.{named}"):
-        config_lib.load_config("aiayn_base", {f"finetuning.{key}": value for key, value in keys.items()})
+        config_lib.load_config(
+            "aiayn_base", {f"finetuning.{key}": value for key, value in keys.items()}
+        )
 
 
 @pytest.mark.parametrize("text", ["", "last", "0", "average:2.5"])
@@ -129,18 +152,24 @@ NEW = TokenizerPair(*(SymbolTokenizer.of([text]) for text in ("d x b y z a", "r 
 @pytest.mark.parametrize(("tie", "shape"), [("decoder", (1, 1, 1)), ("none", (2, 2, 2))])
 def test_rows_follow_their_pieces(tie, shape):
     """Oracle: a loop over the pieces of each side, with NumPy."""
-    config = small_config(model=dict(tie_embeddings=tie, output_bias=True), data=dict(joint_vocabulary=False))
+    config = small_config(
+        model=dict(tie_embeddings=tie, output_bias=True), data=dict(joint_vocabulary=False)
+    )
     mesh = devices_mesh(*shape)
     (old_model, old_params), (model, own) = (initial(config, pair, mesh) for pair in (OLD, NEW))
     old_params = jax.tree.map(lambda x: x + 0.25, old_params)
     params, counts = tables_by_piece(model, own, old_params, OLD, NEW)
     assert ["6 of 9" in counts[0], "5 of 10" in counts[1]] == [True, True]
     tables = {
-        name: ("source" if name.startswith("source") else "target") for name in params if name.endswith("_embedding")
+        name: ("source" if name.startswith("source") else "target")
+        for name in params
+        if name.endswith("_embedding")
     }
     assert len(tables) == (3 if tie == "none" else 2)
     for name, side in (tables | {"output_bias": "target"}).items():
-        before, after, start = (np.asarray(jax.tree.leaves(tree[name])[0]) for tree in (old_params, params, own))
+        before, after, start = (
+            np.asarray(jax.tree.leaves(tree[name])[0]) for tree in (old_params, params, own)
+        )
         old, new = getattr(OLD, side), getattr(NEW, side)
         for i, piece in enumerate(new.pieces(range(new.vocab_size))):
             row = old.ids.get(piece)
@@ -173,7 +202,9 @@ def test_a_run_with_another_vocabulary_starts_by_piece(first, tmp_path, cache):
     own = init_state(run.config, run.model, run.tx, run.mesh)[0].params
     said = []
     params = start_params(run, own, say=said.append)
-    table, old_table = (np.asarray(p["shared_embedding"]["table"]) for p in (params, load(first).params))
+    table, old_table = (
+        np.asarray(p["shared_embedding"]["table"]) for p in (params, load(first).params)
+    )
     common = set(old.pieces(range(300))) & set(new.pieces(range(340)))
     assert f"{len(common)} of 340" in said[1] and 150 < len(common) < 340
     ids = {piece: i for i, piece in enumerate(old.pieces(range(300)))}
@@ -181,4 +212,7 @@ def test_a_run_with_another_vocabulary_starts_by_piece(first, tmp_path, cache):
         if piece in ids:
             np.testing.assert_array_equal(table[i], old_table[ids[piece]])
     outcome = loop.train(run, score=None)
-    assert outcome.step == 2 and TokenizerPair.load(tmp_path / "tokenizer").digest == run.corpus.tokenizers.digest
+    assert (
+        outcome.step == 2
+        and TokenizerPair.load(tmp_path / "tokenizer").digest == run.corpus.tokenizers.digest
+    )

@@ -87,7 +87,10 @@ def test_frozen_parameters_and_their_average_do_not_change(frozen_run):
             parameters_of(config).split(getattr(s, name)) for s in (after, before)
         )
         jax.tree.map(np.testing.assert_array_equal, frozen, old_frozen)
-        changed = [not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (trained, old_trained)), strict=True)]
+        changed = [
+            not np.array_equal(a, b)
+            for a, b in zip(*map(jax.tree.leaves, (trained, old_trained)), strict=True)
+        ]
         assert all(changed)
 
 
@@ -98,7 +101,10 @@ def test_an_update_is_that_of_the_optimizer_on_the_trained_gradients(store):
     model, tx = make_model(config, 37, 37), make_optimizer(config)
     first = Batches(store, config.data, seed=0).batch(0)
     batch = {k: x[0] for k, x in first.rows(0, first.shape.rows).items()}
-    noise = Noise(noise_key(config.seed.dropout, jnp.int32(0)), jnp.arange(len(batch["target"]), dtype=jnp.uint32))
+    noise = Noise(
+        noise_key(config.seed.dropout, jnp.int32(0)),
+        jnp.arange(len(batch["target"]), dtype=jnp.uint32),
+    )
     grads = jax.jit(jax.grad(lambda p: loss_sums(config, model, p, batch, noise)[0]))(before.params)
     grads = jax.tree.map(lambda g: g / metrics["tokens"], parameters_of(config).split(grads)[0])
     norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(grads)))
@@ -106,9 +112,12 @@ def test_an_update_is_that_of_the_optimizer_on_the_trained_gradients(store):
     old = parameters_of(config).split(before.params)[0]
     updates, _ = tx.update(grads, tx.init(old), old)
     for new, was, update in zip(
-        *map(jax.tree.leaves, (parameters_of(config).split(after.params)[0], old, updates)), strict=True
+        *map(jax.tree.leaves, (parameters_of(config).split(after.params)[0], old, updates)),
+        strict=True,
     ):
-        np.testing.assert_allclose(new - was, update, atol=2e-4 * float(jnp.abs(update).max()) + 1e-7)
+        np.testing.assert_allclose(
+            new - was, update, atol=2e-4 * float(jnp.abs(update).max()) + 1e-7
+        )
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((1, 8, 1), marks=pytest.mark.drill)])
@@ -116,7 +125,9 @@ def test_losses_are_the_same_on_every_mesh(store, frozen_run, shape):
     config, _, _, metrics = frozen_run
     _, _, on_mesh = run_updates(config, store, shape)
     for name in ("loss", "grad_norm"):
-        np.testing.assert_allclose([m[name] for m in on_mesh], [m[name] for m in metrics], rtol=1e-4)
+        np.testing.assert_allclose(
+            [m[name] for m in on_mesh], [m[name] for m in metrics], rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -124,13 +135,21 @@ def test_every_optimizer_leaves_frozen_parameters_out(name):
     config = small_config(finetuning=FREEZE, optimizer=dict(name=name, weight_decay=0.1))
     mesh = devices_mesh(fsdp=2)
     state = abstract_state(config, make_model(config, 37, 37), make_optimizer(config), mesh)[0]
-    paths = {jax.tree_util.keystr(p, simple=True) for p, _ in jax.tree.leaves_with_path(state.opt_state)}
-    assert any("decoder_0" in p for p in paths) and not any("encoder_0" in p or "shared" in p for p in paths)
+    paths = {
+        jax.tree_util.keystr(p, simple=True) for p, _ in jax.tree.leaves_with_path(state.opt_state)
+    }
+    assert any("decoder_0" in p for p in paths) and not any(
+        "encoder_0" in p or "shared" in p for p in paths
+    )
 
 
 def test_explain_shows_counts(store):
     config = config_lib.load_config("aiayn_base", {"finetuning.freeze": "encoder_*"})
-    lines = dict(line.strip().rsplit(maxsplit=1) for line in describe(config).splitlines() if line.startswith("  "))
+    lines = dict(
+        line.strip().rsplit(maxsplit=1)
+        for line in describe(config).splitlines()
+        if line.startswith("  ")
+    )
     count = {name: int(lines[name].replace(",", "")) for name in ("all", "trained", "frozen")}
     assert count["frozen"] == 6 * (4 * 512**2 + 2 * 512 * 2048 + 2048 + 512 + 2 * 2 * 512)
     assert count["trained"] + count["frozen"] == count["all"]

@@ -33,7 +33,9 @@ def by_numpy(run, source: list[int], target: list[int]) -> dict[str, np.ndarray]
     m, found = run.config.model, {}
     source_table, target_table, _ = reference.tables(p, m)
     factor = np.sqrt(m.d_model) if m.embed_scale == "sqrt_d" else 1.0
-    x = factor * source_table[source] + reference.positions(p.get("source_positions"), m, len(source))
+    x = factor * source_table[source] + reference.positions(
+        p.get("source_positions"), m, len(source)
+    )
     found["encoder/embeddings"] = x
     for n in range(m.num_encoder_layers):
         found[f"encoder/{n}"] = x = reference.encoder_layer(x, p[f"encoder_{n}"], m)
@@ -56,7 +58,9 @@ def test_states_equal_numpys(run):
         for name, x in states.hidden.items():
             assert x.dtype == np.float32
             np.testing.assert_allclose(x, expected[name], atol=2e-4, err_msg=name)
-        assert [len(states.tokens[side]) for side in ("source", "target")] == [len(each) for each in ids]
+        assert [len(states.tokens[side]) for side in ("source", "target")] == [
+            len(each) for each in ids
+        ]
         assert states.tokens["source"][-1] == states.tokens["target"][-1] == "</s>"
 
 
@@ -78,7 +82,9 @@ def test_encoder_does_not_need_targets(run):
         states_of(run, [(PAIRS[0][0], None)], "decoder/0")
 
 
-@pytest.mark.parametrize("name", ["encoder/2", "encoder", "encoder/-1", "middle/0", "", "decoder/1,decoder/x"])
+@pytest.mark.parametrize(
+    "name", ["encoder/2", "encoder", "encoder/-1", "middle/0", "", "decoder/1,decoder/x"]
+)
 def test_layers_that_do_not_exist_are_named(run, name):
     with refused("--layers", "encoder/1", "decoder/1"):
         layers_of(name, run.config.model)
@@ -93,7 +99,13 @@ def files(tmp_path):
 
 
 def command(folder, *flags, output="states.npz"):
-    return ["inspect", f"--workdir={RUN}", f"--input={folder / 'a.en'}", f"--output={folder / output}", *flags]
+    return [
+        "inspect",
+        f"--workdir={RUN}",
+        f"--input={folder / 'a.en'}",
+        f"--output={folder / output}",
+        *flags,
+    ]
 
 
 def test_file_holds_the_states_of_each_line(run, files):
@@ -101,7 +113,10 @@ def test_file_holds_the_states_of_each_line(run, files):
     assert main(command(files, *flags)) == 0
     arrays = np.load(files / "states.npz")
     expected = states_of(run, PAIRS, "encoder/1,decoder/embeddings,decoder/0")
-    for side, layers in (("source", ["encoder/1"]), ("target", ["decoder/embeddings", "decoder/0"])):
+    for side, layers in (
+        ("source", ["encoder/1"]),
+        ("target", ["decoder/embeddings", "decoder/0"]),
+    ):
         offsets = arrays[f"{side}_offsets"]
         assert len(offsets) == len(PAIRS) + 1
         for i, states in enumerate(expected):

@@ -25,7 +25,11 @@ def test_a_run_writes_a_profile(tmp_path, cache):
 
 def test_profile_in_an_object_store_is_copied_when_it_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(profile, "is_remote", lambda path: True)
-    monkeypatch.setattr(profile, "copy_file", lambda source, target: sent.append((Path(source).read_bytes(), target)))
+    monkeypatch.setattr(
+        profile,
+        "copy_file",
+        lambda source, target: sent.append((Path(source).read_bytes(), target)),
+    )
     sent: list = []
     trace = profile.Profile(tmp_path / "profile", (2, 3))
     trace.start_before(0)
@@ -33,7 +37,10 @@ def test_profile_in_an_object_store_is_copied_when_it_ends(tmp_path, monkeypatch
         jnp.ones(3).sum().block_until_ready()
         assert step > 3 or not sent
         trace.after(step)
-    assert any(content and target.match("*/profile/plugins/profile/*/*.xplane.pb") for content, target in sent)
+    assert any(
+        content and target.match("*/profile/plugins/profile/*/*.xplane.pb")
+        for content, target in sent
+    )
 
 
 @pytest.mark.parametrize("text", ["3,5", "(3, 5)"])

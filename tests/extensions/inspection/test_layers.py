@@ -38,7 +38,9 @@ def statistics(line: dict) -> dict[str, float]:
 def measured(setup, state=None, number=0) -> dict[str, float]:
     """What the hook adds to the numbers of an update."""
     state = state or init_state(setup.config, setup.model, setup.tx, setup.mesh)[0]
-    setup = dataclasses.replace(setup, config=setup.config.with_values({"inspection.layers_every": 1}))
+    setup = dataclasses.replace(
+        setup, config=setup.config.with_values({"inspection.layers_every": 1})
+    )
     made = layers.hooks(setup, TrainProgress(), ProcessGroup())
     batch, values = put_batch(setup.batches.batch(number), setup.mesh), {}
     call_hooks(made, "before", 1, state, batch)
@@ -50,7 +52,9 @@ def elements_of(tree) -> dict[str, np.ndarray]:
     """{module: all elements of its own arrays}, float64."""
     arrays: dict[str, list[np.ndarray]] = {}
     for path, x in flatten_dict(jax.device_get(tree), sep="/").items():
-        arrays.setdefault(path.rpartition("/")[0] or path, []).append(np.asarray(x, np.float64).ravel())
+        arrays.setdefault(path.rpartition("/")[0] or path, []).append(
+            np.asarray(x, np.float64).ravel()
+        )
     return {name: np.concatenate(xs) for name, xs in arrays.items()}
 
 
@@ -73,7 +77,9 @@ def test_norms_equal_numpys(tmp_path, cache):
     before, found = jax.device_get(state.params), measured(setup, state)
     batch = put_batch(setup.batches.batch(0), setup.mesh)
     assert batch.arrays["target"].shape[0] > 1
-    program = compile_programs(train_program(setup), setup.batches.shapes, setup.mesh)[batch.arrays["target"].shape]
+    program = compile_programs(train_program(setup), setup.batches.shapes, setup.mesh)[
+        batch.arrays["target"].shape
+    ]
     with mesh_lib.use(setup.mesh):
         after, metrics = program(state, batch.arrays)
     after = jax.device_get(after)
@@ -81,16 +87,24 @@ def test_norms_equal_numpys(tmp_path, cache):
     has_moments = lambda x: hasattr(x, "mu")  # noqa: E731
     adam = next(filter(has_moments, jax.tree.leaves(after.opt_state, is_leaf=has_moments)))
     gradients = jax.tree.map(lambda m: m / (1 - config.optimizer.b1), adam.mu)
-    for prefix, tree in (("param_rms/", before), ("update_rms/", changes), ("grad_rms/", gradients)):
+    for prefix, tree in (
+        ("param_rms/", before),
+        ("update_rms/", changes),
+        ("grad_rms/", gradients),
+    ):
         expected = rms_of(tree)
-        assert expected and named(prefix, found) == pytest.approx(expected, rel=2e-4, abs=1e-12), prefix
+        assert expected and named(prefix, found) == pytest.approx(expected, rel=2e-4, abs=1e-12), (
+            prefix
+        )
     sizes = {name: len(x) for name, x in elements_of(before).items()}
     total = sum(sizes[name] * x**2 for name, x in named("grad_rms/", found).items()) ** 0.5
     assert total == pytest.approx(float(metrics["grad_norm"]), rel=1e-4)
     parameters = named("param_rms/", found)
     for name, ratio in named("update_ratio/", found).items():
         assert ratio == pytest.approx(found[f"update_rms/{name}"] / parameters[name], rel=1e-3)
-    clipped = measured(start(tiny_run(tmp_path, optimizer=dict(max_grad_norm=1e-4)), tmp_path, cache))
+    clipped = measured(
+        start(tiny_run(tmp_path, optimizer=dict(max_grad_norm=1e-4)), tmp_path, cache)
+    )
     assert named("grad_rms/", clipped) == pytest.approx(named("grad_rms/", found), rel=1e-4)
 
 
@@ -132,7 +146,11 @@ def test_a_run_is_the_same_with_it(tmp_path, cache):
         "dead_units/decoder_0/feed_forward",
         *(
             f"attention_entropy/{module}/head_{head}"
-            for module in ("encoder_0/self_attention", "decoder_0/self_attention", "decoder_0/cross_attention")
+            for module in (
+                "encoder_0/self_attention",
+                "decoder_0/self_attention",
+                "decoder_0/cross_attention",
+            )
             for head in range(4)
         ),
     }
@@ -175,7 +193,9 @@ def test_entropy_of_uniform_attention_by_hand():
     sources, targets = ([len(pair[side]) for pair in pairs] for side in (0, 1))
     expected = {
         "encoder_1/self_attention": np.concatenate([[np.log(n)] * n for n in sources]).mean(),
-        "decoder_1/self_attention": np.concatenate([np.log(np.arange(1, n + 1)) for n in targets]).mean(),
+        "decoder_1/self_attention": np.concatenate(
+            [np.log(np.arange(1, n + 1)) for n in targets]
+        ).mean(),
         "decoder_0/cross_attention": np.concatenate(
             [[np.log(s)] * t for s, t in zip(sources, targets, strict=True)]
         ).mean(),
@@ -194,12 +214,18 @@ def test_dead_units_are_those_whose_bias_keeps_them_at_zero():
         bias[:12] = -1e9
         return bias
 
-    params = with_leaf(params, "encoder_1/feed_forward/Einsum_0/bias", lambda bias: np.full_like(bias, -1e9))
+    params = with_leaf(
+        params, "encoder_1/feed_forward/Einsum_0/bias", lambda bias: np.full_like(bias, -1e9)
+    )
     params = with_leaf(params, "decoder_0/feed_forward/Einsum_0/bias", some)
     found = found_in(model, params, rows)
     assert found["dead_units/encoder_1/feed_forward"] == 1
     assert 12 / 32 <= found["dead_units/decoder_0/feed_forward"] < 1
-    assert plain["dead_units/encoder_0/feed_forward"] == found["dead_units/encoder_0/feed_forward"] < 0.2
+    assert (
+        plain["dead_units/encoder_0/feed_forward"]
+        == found["dead_units/encoder_0/feed_forward"]
+        < 0.2
+    )
     assert found["activation_rms/encoder_1/feed_forward"] == 0
 
 
@@ -210,10 +236,14 @@ def packed(pairs) -> dict[str, np.ndarray]:
         parts = [pair[n] for pair in pairs]
         joined = {
             side: np.concatenate(parts),
-            f"{side}_segments": np.concatenate([[i] * len(part) for i, part in enumerate(parts, 1)]),
+            f"{side}_segments": np.concatenate(
+                [[i] * len(part) for i, part in enumerate(parts, 1)]
+            ),
             f"{side}_positions": np.concatenate([np.arange(len(part)) for part in parts]),
         }
-        arrays |= {name: np.pad(x, (0, 80 - len(x)))[None].astype(np.int32) for name, x in joined.items()}
+        arrays |= {
+            name: np.pad(x, (0, 80 - len(x)))[None].astype(np.int32) for name, x in joined.items()
+        }
     return arrays
 
 
@@ -232,7 +262,11 @@ def test_activations_equal_the_arrays_of_the_model():
     rows = rows_alone(random_pairs(3, seed=7))
     found = found_in(model, params, rows)
     _, state = model.apply(
-        {"params": params}, rows, method="hidden", capture_intermediates=True, mutable=["intermediates"]
+        {"params": params},
+        rows,
+        method="hidden",
+        capture_intermediates=True,
+        mutable=["intermediates"],
     )
     seen = jax.device_get(state["intermediates"])
     real = rows["source_segments"] > 0
@@ -253,7 +287,9 @@ def set_up(tmp_path, cache, devices=(1, 1, 1), **groups):
     workdir = epath.Path(tmp_path / "-".join(map(str, devices)))
     adopt_config(workdir, config)
     corpus = prepare_corpus(task_of(config), workdir)
-    return set_up_training(config, workdir, corpus, devices=list(devices_mesh(*devices).devices.flat))
+    return set_up_training(
+        config, workdir, corpus, devices=list(devices_mesh(*devices).devices.flat)
+    )
 
 
 @pytest.mark.slow
@@ -262,7 +298,9 @@ def test_devices_do_not_change_it(tmp_path, cache):
     groups = dict(data=dict(batch_tokens=512, microbatch_tokens=0), optimizer=dict(eps=1e-4))
     one = measured(set_up(tmp_path / "one", cache, **groups))
     for mode in ("zero1", "full"):
-        eight = measured(set_up(tmp_path / mode, cache, (2, 2, 2), mesh=dict(fsdp_mode=mode), **groups))
+        eight = measured(
+            set_up(tmp_path / mode, cache, (2, 2, 2), mesh=dict(fsdp_mode=mode), **groups)
+        )
         assert one.keys() == eight.keys() and eight == pytest.approx(one, rel=2e-3, abs=1e-6), mode
 
 

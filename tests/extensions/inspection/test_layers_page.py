@@ -41,14 +41,22 @@ def page(tmp_path_factory):
 
 
 def content(page):
-    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page.read_text(), re.S)[1])
+    return json.loads(
+        re.search(
+            r'<script id="data" type="application/json">(.*?)</script>', page.read_text(), re.S
+        )[1]
+    )
 
 
 def test_rows_are_in_the_order_of_the_layers(page):
     data = content(page)
     assert data["steps"] == list(range(10, 10 * STEPS + 1, 10))
     ratios, dead, entropy = data["statistics"]
-    assert [each["id"] for each in (ratios, dead, entropy)] == ["update_ratio", "dead_units", "attention_entropy"]
+    assert [each["id"] for each in (ratios, dead, entropy)] == [
+        "update_ratio",
+        "dead_units",
+        "attention_entropy",
+    ]
     names = [row["name"] for row in ratios["rows"]]
     assert names[0] == "shared_embedding" and names[11] == "encoder_10/self_attention/query"
     assert names[12] == "decoder_0/cross_attention/query" and len(names) == 1 + 2 * LAYERS
@@ -75,13 +83,17 @@ def test_a_browser_shows_heat_maps_and_curves(browser, page):
     with browser.new_context() as context:
         shown, errors = context.new_page(), []
         shown.on("pageerror", lambda error: errors.append(str(error)))
-        shown.on("request", lambda request: request.url.startswith("file:") or errors.append(request.url))
+        shown.on(
+            "request", lambda request: request.url.startswith("file:") or errors.append(request.url)
+        )
         shown.goto(page.as_uri())
         assert shown.locator("h1 b").count() == 0
         labels, curves = shown.locator("#labels button"), shown.locator("#curves path")
         assert labels.count() == 1 + 2 * LAYERS
         labels.nth(11).click()
-        assert "encoder/self_attention/query" in shown.inner_text("#kind") and curves.count() == LAYERS
+        assert (
+            "encoder/self_attention/query" in shown.inner_text("#kind") and curves.count() == LAYERS
+        )
         assert shown.locator("#curves .chosen").count() == 1
         assert "encoder_10/self_attention/query 0.004" in shown.inner_text("#names")
         colors = shown.evaluate(
@@ -90,9 +102,13 @@ def test_a_browser_shows_heat_maps_and_curves(browser, page):
             return [c.width, c.height, at(0, 11), at(29, 11), at(0, 10), at(29, 10)]; }"""
         )
         assert colors[:2] == [STEPS, 1 + 2 * LAYERS]
-        assert colors[2] != colors[3] and colors[4] == colors[5]  # the fault is seen, and only there
+        assert (
+            colors[2] != colors[3] and colors[4] == colors[5]
+        )  # the fault is seen, and only there
         box = shown.locator("#heat").bounding_box()
-        shown.mouse.move(box["x"] + box["width"] - 2, box["y"] + 11.5 * box["height"] / (1 + 2 * LAYERS))
+        shown.mouse.move(
+            box["x"] + box["width"] - 2, box["y"] + 11.5 * box["height"] / (1 + 2 * LAYERS)
+        )
         assert shown.inner_text("#readout") == "encoder_10/self_attention/query, update 300: 0.004"
         shown.fill("#query", "decoder")
         assert labels.count() == LAYERS
@@ -109,17 +125,28 @@ def test_a_browser_shows_heat_maps_and_curves(browser, page):
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone_in_both_schemes(browser, page, scheme):
-    with browser.new_context(viewport={"width": PHONE, "height": 800}, color_scheme=scheme) as context:
+    with browser.new_context(
+        viewport={"width": PHONE, "height": 800}, color_scheme=scheme
+    ) as context:
         shown = context.new_page()
         shown.goto(page.as_uri())
         assert shown.evaluate("document.documentElement.scrollWidth") <= PHONE
         ink, paper = (
-            sum(map(int, re.findall(r"\d+", shown.evaluate(f"getComputedStyle(document.body).{name}"))[:3]))
+            sum(
+                map(
+                    int,
+                    re.findall(r"\d+", shown.evaluate(f"getComputedStyle(document.body).{name}"))[
+                        :3
+                    ],
+                )
+            )
             for name in ("color", "backgroundColor")
         )
         assert (ink < 150 and paper > 600) if scheme == "light" else (ink > 600 and paper < 150)
         assert shown.locator("#heat").bounding_box()["width"] > 150
         label = shown.get_by_role("button", name="encoder_10/self_attention/query")
-        assert label.inner_text() == "e10 self query" and label.evaluate("node => node.scrollWidth <= node.clientWidth")
+        assert label.inner_text() == "e10 self query" and label.evaluate(
+            "node => node.scrollWidth <= node.clientWidth"
+        )
         for control in shown.locator("select, input").all():
             assert control.evaluate("node => node.labels.length") == 1

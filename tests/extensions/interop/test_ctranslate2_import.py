@@ -31,7 +31,10 @@ class Characters:
         self.vocabulary = vocabulary
 
     def encode(self, text):
-        return [self.vocabulary.index(character) if character in self.vocabulary else 2 for character in text]
+        return [
+            self.vocabulary.index(character) if character in self.vocabulary else 2
+            for character in text
+        ]
 
     encode_text = encode
 
@@ -50,7 +53,9 @@ def trained(real_data):
         pytest.skip("the data folder has no models/ct2-aren-transliteration")
     config, params, source, target, _ = read_ctranslate2(folder, num_heads=8)
     assert [source[:4], target[:4]] == [["<blank>", "</s>", "<unk>", "<s>"]] * 2
-    assert (len(source), len(target)) == (51, 43) and sum(x.size for x in jax.tree.leaves(params)) == 182_731 + 32
+    assert (len(source), len(target)) == (51, 43) and sum(
+        x.size for x in jax.tree.leaves(params)
+    ) == 182_731 + 32
     cases = json.loads((folder / "reference.json").read_text(encoding="utf-8"))["cases"]
     assert len(cases) == 20
     return Transformer(config, 51, 43), params, Characters(source), Characters(target), cases
@@ -68,7 +73,10 @@ def forced_log_probs(trained):
     model, params, source, target, cases = trained
     forced = [target.encode(case["forced"]["tokens"][:-1]) + [EOS] for case in cases]
     batch = {}
-    for side, rows in (("source", [source.encode(case["source"]) for case in cases]), ("target", forced)):
+    for side, rows in (
+        ("source", [source.encode(case["source"]) for case in cases]),
+        ("target", forced),
+    ):
         batch[side], batch[f"{side}_segments"], batch[f"{side}_positions"] = rows_of(rows)
     log_p = jax.jit(lambda p, b: jax.nn.log_softmax(model.apply({"params": p}, b)))(params, batch)
     return np.asarray(log_p), batch["target"]
@@ -104,7 +112,9 @@ def test_search_outputs_equal_ctranslate2(trained, name):
         batch_size=20,
     )
     tokenizers = TokenizerPair(source, target)
-    translator = Translator(model, tokenizers, devices_mesh(), Config(decode=config, data=Data(source_eos=False)))
+    translator = Translator(
+        model, tokenizers, devices_mesh(), Config(decode=config, data=Data(source_eos=False))
+    )
     translations = translator.translate(params, ["".join(case["source"]) for case in cases])
     # CTranslate2 has a minimum length of 1: its first step renormalizes without EOS.
     rest_B = np.log1p(-np.exp(forced_log_probs(trained)[0][:, 0, EOS].astype(np.float64)))
@@ -113,7 +123,9 @@ def test_search_outputs_equal_ctranslate2(trained, name):
         assert [h.text for h in translation.hypotheses] == ["".join(e["tokens"]) for e in expected]
         assert not any(h.hit_cap for h in translation.hypotheses)
         log_probs = [h.log_prob - rest for h in translation.hypotheses]
-        np.testing.assert_allclose(log_probs, [e["sum_log_prob"] for e in expected], rtol=0, atol=2e-5)
+        np.testing.assert_allclose(
+            log_probs, [e["sum_log_prob"] for e in expected], rtol=0, atol=2e-5
+        )
 
 
 D, FF = 4, 6
@@ -126,12 +138,25 @@ def fake_arrays(rows=6) -> dict[str, np.ndarray]:
     shapes |= {"decoder/projection/weight": (rows, D), "decoder/projection/bias": (rows,)}
     linear, norms = {"ffn/linear_0": (FF, D), "ffn/linear_1": (D, FF)}, ["ffn", "self_attention"]
     linear |= {"self_attention/linear_0": (3 * D, D), "self_attention/linear_1": (D, D)}
-    cross = {"attention/linear_0": (D, D), "attention/linear_1": (2 * D, D), "attention/linear_2": (D, D)}
-    for stack, maps, norm_names in (("encoder", linear, norms), ("decoder", linear | cross, [*norms, "attention"])):
-        prefixes = [f"{stack}/layer_norm", *(f"{stack}/layer_0/{name}/layer_norm" for name in norm_names)]
+    cross = {
+        "attention/linear_0": (D, D),
+        "attention/linear_1": (2 * D, D),
+        "attention/linear_2": (D, D),
+    }
+    for stack, maps, norm_names in (
+        ("encoder", linear, norms),
+        ("decoder", linear | cross, [*norms, "attention"]),
+    ):
+        prefixes = [
+            f"{stack}/layer_norm",
+            *(f"{stack}/layer_0/{name}/layer_norm" for name in norm_names),
+        ]
         shapes |= {f"{prefix}/{part}": (D,) for prefix in prefixes for part in ("gamma", "beta")}
         for name, shape in maps.items():
-            shapes |= {f"{stack}/layer_0/{name}/weight": shape, f"{stack}/layer_0/{name}/bias": shape[:1]}
+            shapes |= {
+                f"{stack}/layer_0/{name}/weight": shape,
+                f"{stack}/layer_0/{name}/bias": shape[:1],
+            }
     rng = np.random.default_rng(0)
     return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
@@ -139,7 +164,9 @@ def fake_arrays(rows=6) -> dict[str, np.ndarray]:
 def write(folder, arrays, source=TOKENS, target=TOKENS):
     np.savez(folder / "weights.npz", **arrays)
     for side, tokens in (("source", source), ("target", target)):
-        (folder / f"{side}_vocabulary.txt").write_text("".join(f"{t}\n" for t in tokens), encoding="utf-8")
+        (folder / f"{side}_vocabulary.txt").write_text(
+            "".join(f"{t}\n" for t in tokens), encoding="utf-8"
+        )
     return folder
 
 
@@ -153,23 +180,37 @@ def test_ids_are_renumbered_and_kernels_transposed(tmp_path):
         params["source_embedding"]["table"], arrays["encoder/embeddings/weight"][[0, 2, 5, 1, 3, 4]]
     )
     order = [1, 3, 0, 2, 4, 5]  # <unk> is CTranslate2's first row
-    np.testing.assert_array_equal(params["target_embedding"]["table"], arrays["decoder/embeddings/weight"][order])
-    np.testing.assert_array_equal(params["output_embedding"]["table"], arrays["decoder/projection/weight"][order])
+    np.testing.assert_array_equal(
+        params["target_embedding"]["table"], arrays["decoder/embeddings/weight"][order]
+    )
+    np.testing.assert_array_equal(
+        params["output_embedding"]["table"], arrays["decoder/projection/weight"][order]
+    )
     np.testing.assert_array_equal(params["output_bias"], arrays["decoder/projection/bias"][order])
-    np.testing.assert_array_equal(params["decoder_start_token"]["bos"], arrays["decoder/embeddings/weight"][2])
+    np.testing.assert_array_equal(
+        params["decoder_start_token"]["bos"], arrays["decoder/embeddings/weight"][2]
+    )
     x = np.arange(1.0, D + 1)
     fused = arrays["decoder/layer_0/attention/linear_1/weight"] @ x
     for part, rows in (("key", slice(0, D)), ("value", slice(D, None))):
         kernel = params["decoder_0"]["cross_attention"][part]["kernel"]
-        np.testing.assert_allclose(np.einsum("d,dnh->nh", x, kernel).ravel(), fused[rows], rtol=1e-5)
+        np.testing.assert_allclose(
+            np.einsum("d,dnh->nh", x, kernel).ravel(), fused[rows], rtol=1e-5
+        )
     heads, out = np.arange(D).reshape(2, 2), params["encoder_0"]["self_attention"]["out"]["kernel"]
     expected = arrays["encoder/layer_0/self_attention/linear_1/weight"] @ heads.ravel()
     np.testing.assert_allclose(np.einsum("nh,nhd->d", heads, out), expected, rtol=1e-5)
     ids = jnp.ones((1, 3), jnp.int32)
-    names = [side + part for side in ("source", "target") for part in ("", "_segments", "_positions")]
+    names = [
+        side + part for side in ("source", "target") for part in ("", "_segments", "_positions")
+    ]
     model = Transformer(config, 6, 6)
-    abstract = jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(names, ids)))["params"]
-    shapes_of = lambda tree: {jax.tree_util.keystr(k): x.shape for k, x in jax.tree.leaves_with_path(tree)}  # noqa: E731
+    abstract = jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(names, ids)))[
+        "params"
+    ]
+    shapes_of = lambda tree: {
+        jax.tree_util.keystr(k): x.shape for k, x in jax.tree.leaves_with_path(tree)
+    }  # noqa: E731
     assert shapes_of(params) == shapes_of(nn.unbox(abstract))
 
 
@@ -180,10 +221,14 @@ def test_tokens_without_a_row_are_never_predicted(tmp_path, biased):
     if not biased:
         del arrays["decoder/projection/bias"]
     tokens = ["<s>", "</s>", "a", "b", "c", "d"]
-    _, params, source, target, _ = read_ctranslate2(write(tmp_path, arrays, tokens, tokens), num_heads=2)
+    _, params, source, target, _ = read_ctranslate2(
+        write(tmp_path, arrays, tokens, tokens), num_heads=2
+    )
     assert source == target == ["<pad>", "</s>", "<unk>", "<s>", "a", "b", "c", "d"]
     other = -9 if biased else 0
-    np.testing.assert_array_equal(params["output_bias"], [IMPROBABLE, other, IMPROBABLE, *[other] * 5])
+    np.testing.assert_array_equal(
+        params["output_bias"], [IMPROBABLE, other, IMPROBABLE, *[other] * 5]
+    )
 
 
 def without(*names):
@@ -196,15 +241,27 @@ def without(*names):
         (without("encoder/layer_0/ffn/linear_0/bias"), ("'encoder/layer_0/ffn/linear_0/bias'",)),
         (without("decoder/layer_norm/gamma"), ("'layer_norm': True", "'layer_norm': False")),
         (without("decoder/projection/weight"), ("'decoder/projection/weight'",)),
-        (lambda a: {k: v for k, v in a.items() if "decoder/layer_0/" not in k}, ("'decoder/layer_0/",)),
+        (
+            lambda a: {k: v for k, v in a.items() if "decoder/layer_0/" not in k},
+            ("'decoder/layer_0/",),
+        ),
         (lambda a: a | {"decoder/scale": np.ones(1)}, ("decoder/scale",)),
-        (lambda a: a | {"encoder/layer_2/ffn/linear_0/bias": np.ones(FF)}, ("encoder/layer_2/ffn",)),
+        (
+            lambda a: a | {"encoder/layer_2/ffn/linear_0/bias": np.ones(FF)},
+            ("encoder/layer_2/ffn",),
+        ),
         (
             lambda a: a | {"encoder/layer_0/self_attention/linear_0/weight": np.ones((2 * D, D))},
             ("'encoder/layer_0/self_attention/linear_0/weight'", "(8, 4)", "(12, 4)"),
         ),
-        (lambda a: a | {"decoder/embeddings/weight": np.ones((6, 5))}, ("'decoder/embeddings/weight'", "(6, 5)")),
-        (lambda a: a | {"decoder/projection/bias": np.ones(6, np.int8)}, ("'decoder/projection/bias'", "int8")),
+        (
+            lambda a: a | {"decoder/embeddings/weight": np.ones((6, 5))},
+            ("'decoder/embeddings/weight'", "(6, 5)"),
+        ),
+        (
+            lambda a: a | {"decoder/projection/bias": np.ones(6, np.int8)},
+            ("'decoder/projection/bias'", "int8"),
+        ),
     ],
 )
 def test_invalid_arrays_are_named(tmp_path, change, names):

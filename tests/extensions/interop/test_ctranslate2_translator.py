@@ -41,20 +41,31 @@ class Ids:
 def random_model(folder, padding):
     """(model, parameters, the exported model); `padding` is added to the logit of padding."""
     ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
-    keys = dict(norm_placement="pre", attention_bias=True, output_bias=True, dropout=0.0, d_model=32)
+    keys = dict(
+        norm_placement="pre", attention_bias=True, output_bias=True, dropout=0.0, d_model=32
+    )
     config = small_config(model=keys)
     model, _, state, _ = model_and_state(config, vocab=VOCAB)
     random = iter(jax.random.split(jax.random.key(0), 200))
-    params = jax.tree.map(lambda x: 1.5 * x + 0.1 * jax.random.normal(next(random), x.shape), state.params)
+    params = jax.tree.map(
+        lambda x: 1.5 * x + 0.1 * jax.random.normal(next(random), x.shape), state.params
+    )
     params = params | {"output_bias": params["output_bias"].at[0].add(padding).at[1].add(2.0)}
-    write_ctranslate2(folder, config.model, params, ([str(i) for i in range(VOCAB)],) * 2, source_eos=False)
-    exported = ctranslate2.Translator(str(folder), compute_type="float32", inter_threads=1, intra_threads=1)
+    write_ctranslate2(
+        folder, config.model, params, ([str(i) for i in range(VOCAB)],) * 2, source_eos=False
+    )
+    exported = ctranslate2.Translator(
+        str(folder), compute_type="float32", inter_threads=1, intra_threads=1
+    )
     return model, params, exported
 
 
 def random_lines(count=40, shortest=1, longest=14):
     rng = np.random.default_rng(3)
-    return [" ".join(map(str, rng.integers(3, VOCAB, rng.integers(shortest, longest)))) for _ in range(count)]
+    return [
+        " ".join(map(str, rng.integers(3, VOCAB, rng.integers(shortest, longest))))
+        for _ in range(count)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +87,11 @@ def both(exported, lines, prefixes=None, **keys):
         return by_jax.translate(params, lines, prefixes=prefixes)
 
     theirs = CTranslate2Translator(translator, tokenizers, model.config, config, jax_translate)
-    return by_jax.translate(params, lines, prefixes=prefixes), theirs.translate(lines, prefixes=prefixes), left
+    return (
+        by_jax.translate(params, lines, prefixes=prefixes),
+        theirs.translate(lines, prefixes=prefixes),
+        left,
+    )
 
 
 def assert_same(ours, theirs, near_ties=0):
@@ -86,9 +101,13 @@ def assert_same(ours, theirs, near_ties=0):
         np.testing.assert_allclose(
             [h.score for h in a.hypotheses], [h.score for h in b.hypotheses], rtol=0, atol=NEAR_TIE
         )
-        ties += [(h.tokens, h.hit_cap) for h in a.hypotheses] != [(h.tokens, h.hit_cap) for h in b.hypotheses]
+        ties += [(h.tokens, h.hit_cap) for h in a.hypotheses] != [
+            (h.tokens, h.hit_cap) for h in b.hypotheses
+        ]
         if not ties:
-            assert a.source_cut == b.source_cut and [h.text for h in a.hypotheses] == [h.text for h in b.hypotheses]
+            assert a.source_cut == b.source_cut and [h.text for h in a.hypotheses] == [
+                h.text for h in b.hypotheses
+            ]
             log_probs = [[h.log_prob for h in translation.hypotheses] for translation in (a, b)]
             np.testing.assert_allclose(*log_probs, rtol=1e-5, atol=1e-4)
     assert ties <= near_ties
@@ -100,13 +119,19 @@ SEARCHES = {
     "one_beam": dict(beam_size=1, length_penalty="gnmt", early_stopping="top_finished"),
     "no_penalty": dict(beam_size=3, n_best=3, length_penalty="none", early_stopping="beam_full"),
     "no_alpha": dict(beam_size=2, alpha=0.0, early_stopping="beam_full"),
-    "wide": dict(beam_size=6, n_best=2, alpha=1.0, length_penalty="power", early_stopping="beam_full"),
+    "wide": dict(
+        beam_size=6, n_best=2, alpha=1.0, length_penalty="power", early_stopping="beam_full"
+    ),
 }
 QUICK = ("greedy", "beams")
 
 
 @pytest.mark.parametrize(
-    "keys", [pytest.param(v, marks=[] if k in QUICK else [pytest.mark.slow], id=k) for k, v in SEARCHES.items()]
+    "keys",
+    [
+        pytest.param(v, marks=[] if k in QUICK else [pytest.mark.slow], id=k)
+        for k, v in SEARCHES.items()
+    ],
 )
 def test_searches_of_the_same_rules_give_the_same_lists(exported, keys):
     """Among them outputs that end by themselves, at the line's own limit, and at limits below those of their batch."""
@@ -115,11 +140,15 @@ def test_searches_of_the_same_rules_give_the_same_lists(exported, keys):
     assert_same(ours, theirs)
     capped = sum(t.hit_cap for t in ours)
     assert 0 < capped < len(lines) and len(left) < 0.7 * len(lines)
-    assert theirs[-1].hypotheses[0].tokens == () and len(theirs[-1].hypotheses) == keys.get("n_best", 1)
+    assert theirs[-1].hypotheses[0].tokens == () and len(theirs[-1].hypotheses) == keys.get(
+        "n_best", 1
+    )
     assert any(t.source_cut for t in theirs) == ("max_source_length" in keys)
 
 
-@pytest.mark.parametrize("keys", [dict(strategy="greedy"), dict(length_penalty="power", early_stopping="beam_full")])
+@pytest.mark.parametrize(
+    "keys", [dict(strategy="greedy"), dict(length_penalty="power", early_stopping="beam_full")]
+)
 def test_lines_with_prefixes_are_left_to_jax(exported, keys):
     lines = random_lines(12)
     prefixes = [" ".join("7 9 4".split()[: i % 4]) for i in range(len(lines))]

@@ -32,7 +32,9 @@ def own_folder(path, toy_file, changes, more_arrays=()):
     folder, metadata, arrays = toy_file
     shutil.copytree(folder / "tokenizer", path / "tokenizer")
     if isinstance(changes.get("checkpoint"), dict):
-        changes = {"checkpoint": json.dumps(json.loads(metadata["checkpoint"]) | changes["checkpoint"])}
+        changes = {
+            "checkpoint": json.dumps(json.loads(metadata["checkpoint"]) | changes["checkpoint"])
+        }
     metadata = {key: value for key, value in (metadata | changes).items() if value is not None}
     save_file(arrays | dict(more_arrays), path / "model.safetensors", metadata=metadata)
     return path
@@ -64,7 +66,9 @@ def test_an_array_within_another_one(toy_file, tmp_path):
     for number, clash in enumerate((f"{name}/inner", name.rpartition("/")[0])):
         (tmp_path / str(number)).mkdir()
         with refused("model.safetensors"):
-            read_model(own_folder(tmp_path / str(number), toy_file, {}, {clash: np.zeros(1, np.float32)}))
+            read_model(
+                own_folder(tmp_path / str(number), toy_file, {}, {clash: np.zeros(1, np.float32)})
+            )
 
 
 def zip_of(members):
@@ -94,7 +98,9 @@ ARCHIVES = {
     "damaged deflate": damaged_deflate,
     "no array": lambda: zip_of({"a.txt": b"text"}),
     "header without end": lambda: zip_of({"a.npy": npy(np.zeros(3))[:40]}),
-    "header is no header": lambda: zip_of({"a.npy": npy(np.zeros(3)).replace(b"{'descr'", b"{{{{{{{{")}),
+    "header is no header": lambda: zip_of(
+        {"a.npy": npy(np.zeros(3)).replace(b"{'descr'", b"{{{{{{{{")}
+    ),
     "shape of another size": lambda: zip_of({"a.npy": npy(np.zeros(3)).replace(b"(3,)", b"(9,)")}),
     "objects": lambda: zip_of({"a.npy": npy(np.array([{}], object))}),
 }
@@ -146,7 +152,9 @@ def test_arrays_of_a_model_bin(arrays, names, tmp_path):
         read_model_bin(tmp_path / "model.bin")
 
 
-@pytest.mark.parametrize("array", [np.zeros(0), np.array(["a"]), np.array([np.nan]), np.zeros(1, "V3")])
+@pytest.mark.parametrize(
+    "array", [np.zeros(0), np.array(["a"]), np.array([np.nan]), np.zeros(1, "V3")]
+)
 def test_arrays_that_are_no_numbers(array, tmp_path):
     arrays = NamedArrays(tmp_path / "weights.npz", {"a": array}, "")
     with refused("weights.npz", "'a'"):
@@ -214,7 +222,11 @@ def test_settings_of_ctranslate2(key, value, tmp_path):
 def test_no_length_penalty_is_the_default_of_marian():
     from t2t_flax.extensions.interop.marian_import import _decode
 
-    assert [_decode(MARIAN, {"length_penalty": x})["alpha"] for x in (None, 1.0, 0.5)] == [1.0, 1.0, 0.5]
+    assert [_decode(MARIAN, {"length_penalty": x})["alpha"] for x in (None, 1.0, 0.5)] == [
+        1.0,
+        1.0,
+        0.5,
+    ]
 
 
 NESTED = '{"a":' * 3000 + "1" + "}" * 3000
@@ -257,7 +269,9 @@ def test_numbers_that_are_not_finite_do_not_enter(bad, toy_file, tmp_path):
 def test_a_scale_of_zero_makes_no_finite_weight(tmp_path):
     """int8 weights are divided by it."""
     scales = np.array([1.0, 0.0], np.float32).tobytes()
-    (tmp_path / "model.bin").write_bytes(model_bin(("a", [2, 3], 1, b"\1" * 6), ("a_scale", [2], 0, scales)))
+    (tmp_path / "model.bin").write_bytes(
+        model_bin(("a", [2, 3], 1, b"\1" * 6), ("a_scale", [2], 0, scales))
+    )
     file = read_model_bin(tmp_path / "model.bin")
     with refused("'a'", "6 numbers"):
         NamedArrays(file.path, file.arrays, "a model").take("a", 2, 3)

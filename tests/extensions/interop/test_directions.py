@@ -21,7 +21,11 @@ DATA = dict(
     valid="",
     vocab_size=400,
 )
-RULES = {"decode.length_penalty": "power", "decode.early_stopping": "beam_full", "decode.beam_size": "2"}
+RULES = {
+    "decode.length_penalty": "power",
+    "decode.early_stopping": "beam_full",
+    "decode.beam_size": "2",
+}
 TEXT = "It is <2en> late."
 
 
@@ -30,7 +34,13 @@ def workdir(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("export-directions") / "run"
     loop.train(
         start(
-            tiny_run(folder, steps=2, data=DATA, languages=dict(directions="by_name"), checkpoint=dict(every_steps=2)),
+            tiny_run(
+                folder,
+                steps=2,
+                data=DATA,
+                languages=dict(directions="by_name"),
+                checkpoint=dict(every_steps=2),
+            ),
             folder,
             cache,
         ),
@@ -53,12 +63,20 @@ def test_ctranslate2_takes_the_token_before_the_pieces(workdir, tmp_path):
     assert_names(readme, "en-de, de-en.", "`<2de>` `<2en>`")
     code = re.search(r"```python\n(.*?)```", readme, re.S)[1]
     assert '["<2de>"] + source.encode' in code
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "m", capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path / "m",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     import sentencepiece
 
     run = load(workdir, overrides=RULES)
-    side = sentencepiece.SentencePieceProcessor(str(tmp_path / "m" / "tokenizer" / "tokenizer.model"))
+    side = sentencepiece.SentencePieceProcessor(
+        str(tmp_path / "m" / "tokenizer" / "tokenizer.model")
+    )
     pieces = side.encode(TEXT, out_type=str)
     assert "<2en>" not in pieces
     translator = ctranslate2.Translator(str(tmp_path / "m"))
@@ -90,7 +108,9 @@ def test_marian_takes_the_token_at_the_beginning_of_the_text(workdir, tmp_path):
 @pytest.mark.parametrize("kind", ["ctranslate2", "huggingface", "safetensors"])
 def test_directions_come_back(workdir, tmp_path, kind, capsys):
     """Out to the format and back in: the same directions, tokenizers and translations, and out again."""
-    pytest.importorskip({"ctranslate2": "ctranslate2"}.get(kind, "numpy"), reason="needs the extra ctranslate2")
+    pytest.importorskip(
+        {"ctranslate2": "ctranslate2"}.get(kind, "numpy"), reason="needs the extra ctranslate2"
+    )
     exported(workdir, tmp_path / "m", kind)
     assert main(["import", f"--from={tmp_path / 'm'}", f"--workdir={tmp_path / 'run'}"]) == 0
     directions = "en-de, de-en" if kind == "safetensors" else "mul-de, mul-en"
@@ -99,12 +119,16 @@ def test_directions_come_back(workdir, tmp_path, kind, capsys):
     assert run.tokenizers.digest == ours.tokenizers.digest
     for language in ("de", "en"):
         (a,), (b,) = (r.score([(f"<2{language}> {TEXT}", "Es ist.")]) for r in (run, ours))
-        assert a.log_prob == pytest.approx(b.log_prob, abs=0.1)  # Marian's norms have another epsilon
+        assert a.log_prob == pytest.approx(
+            b.log_prob, abs=0.1
+        )  # Marian's norms have another epsilon
     with refused("de, en"):
         run.translate([TEXT])
     test_set = ["--config.data.test=de-en=toy:test:2", "--config.languages.directions=by_name"]
     assert main(["evaluate", f"--workdir={tmp_path / 'run'}", *test_set]) == 0
-    (record,) = [json.loads(path.read_text()) for path in (tmp_path / "run" / "eval").glob("de-en-*.json")]
+    (record,) = [
+        json.loads(path.read_text()) for path in (tmp_path / "run" / "eval").glob("de-en-*.json")
+    ]
     assert (record["data"]["direction"], record["data"]["zero_shot"]) == ("de-en", False)
     readme, _ = exported(tmp_path / "run", tmp_path / "again", kind)
     assert_names(readme, directions)

@@ -9,7 +9,11 @@ from helpers.refusals import refused
 from t2t_flax.extensions.interop import marian_export
 from t2t_flax.extensions.interop.ctranslate2_export import check_exportable, write_ctranslate2
 from t2t_flax.extensions.interop.ctranslate2_import import read_ctranslate2
-from t2t_flax.extensions.interop.safetensors_file import flatten, read_safetensors, write_safetensors
+from t2t_flax.extensions.interop.safetensors_file import (
+    flatten,
+    read_safetensors,
+    write_safetensors,
+)
 
 VOCAB = 37
 WORDS = [
@@ -21,16 +25,44 @@ WORDS = [
 ]  # <s>: no start token, a word as any other
 VARIANTS = {
     "paper": {},
-    "pre": dict(norm_placement="pre", attention_bias=True, output_bias=True, activation="gelu", norm_eps=1e-5),
-    "gated": dict(feed_forward="gated", activation="swish", norm_type="rmsnorm", position="learned", max_positions=64),
-    "untied": dict(tie_embeddings="none", decoder_start_token="bos", position="sinusoid_halves", position_offset=1),
-    "start": dict(tie_embeddings="decoder", decoder_start_token="eos", embed_scale="none", logit_scale="rsqrt_d"),
+    "pre": dict(
+        norm_placement="pre",
+        attention_bias=True,
+        output_bias=True,
+        activation="gelu",
+        norm_eps=1e-5,
+    ),
+    "gated": dict(
+        feed_forward="gated",
+        activation="swish",
+        norm_type="rmsnorm",
+        position="learned",
+        max_positions=64,
+    ),
+    "untied": dict(
+        tie_embeddings="none",
+        decoder_start_token="bos",
+        position="sinusoid_halves",
+        position_offset=1,
+    ),
+    "start": dict(
+        tie_embeddings="decoder",
+        decoder_start_token="eos",
+        embed_scale="none",
+        logit_scale="rsqrt_d",
+    ),
     "scores": dict(
-        attention_score="dot", decoder_start_token="pad", position="none", norm_placement="pre", final_norm="none"
+        attention_score="dot",
+        decoder_start_token="pad",
+        position="none",
+        norm_placement="pre",
+        final_norm="none",
     ),
 }
 SLOW = ("start", "scores")
-VARIANT_PARAMS = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in VARIANTS]
+VARIANT_PARAMS = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in VARIANTS
+]
 
 
 def random_model(keys):
@@ -38,14 +70,18 @@ def random_model(keys):
     config = small_config(model=keys | dict(dropout=0.0, d_model=32, num_decoder_layers=2))
     model, _, state, _ = model_and_state(config, vocab=VOCAB)
     random = iter(jax.random.split(jax.random.key(1), 200))
-    params = jax.tree.map(lambda x: 1.5 * x + 0.1 * jax.random.normal(next(random), x.shape), state.params)
+    params = jax.tree.map(
+        lambda x: 1.5 * x + 0.1 * jax.random.normal(next(random), x.shape), state.params
+    )
     return config, model, params
 
 
 def random_batch():
     """(pairs of ids without EOS, their rows)."""
     rng = np.random.default_rng(0)
-    pairs = [[rng.integers(3, VOCAB, rng.integers(2, 14)).tolist() for _ in range(2)] for _ in range(6)]
+    pairs = [
+        [rng.integers(3, VOCAB, rng.integers(2, 14)).tolist() for _ in range(2)] for _ in range(6)
+    ]
     return pairs, rows_alone([(source + [1], target + [1]) for source, target in pairs], 16)
 
 
@@ -57,17 +93,29 @@ def test_log_probabilities_equal_ours(name, tmp_path):
     write_ctranslate2(tmp_path, config.model, params, (WORDS, WORDS), source_eos=True)
     translator = ctranslate2.Translator(str(tmp_path), intra_threads=1)
     pairs, batch = random_batch()
-    log_p = jax.jit(lambda p: jax.nn.log_softmax(model.apply({"params": p}, batch)[..., :VOCAB]))(params)
+    log_p = jax.jit(lambda p: jax.nn.log_softmax(model.apply({"params": p}, batch)[..., :VOCAB]))(
+        params
+    )
     gold = np.take_along_axis(np.asarray(log_p), batch["target"][..., None], -1)[..., 0]
-    scored = translator.score_batch(*([[WORDS[i] for i in ids] for ids in side] for side in zip(*pairs, strict=True)))
+    scored = translator.score_batch(
+        *([[WORDS[i] for i in ids] for ids in side] for side in zip(*pairs, strict=True))
+    )
     for row, result in zip(gold, scored, strict=True):
-        atol = 1e-4 + 1e-5 * np.abs(row).max()  # without a final norm logits of 100 are rounded to 1e-5 of that
-        np.testing.assert_allclose(row[: len(result.log_probs)], result.log_probs, rtol=1e-4, atol=atol)
+        atol = (
+            1e-4 + 1e-5 * np.abs(row).max()
+        )  # without a final norm logits of 100 are rounded to 1e-5 of that
+        np.testing.assert_allclose(
+            row[: len(result.log_probs)], result.log_probs, rtol=1e-4, atol=atol
+        )
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    "keys", [{}, dict(activation="swish", attention_bias=True, output_bias=True, decoder_start_token="eos")]
+    "keys",
+    [
+        {},
+        dict(activation="swish", attention_bias=True, output_bias=True, decoder_start_token="eos"),
+    ],
 )
 def test_marian_has_the_same_logits(keys, tmp_path):
     """Hugging Face's model, whose features are in another order and whose norms have eps = 1e-5."""
@@ -79,7 +127,9 @@ def test_marian_has_the_same_logits(keys, tmp_path):
     marian = transformers.MarianConfig(**marian_export._config(config, VOCAB, "float32"), decoder_start_token_id=start,
                                        pad_token_id=0, eos_token_id=1)  # fmt: skip
     theirs = transformers.MarianMTModel(marian).eval()
-    missing, unexpected = theirs.load_state_dict({k: torch.tensor(x) for k, x in tensors.items()}, strict=False)
+    missing, unexpected = theirs.load_state_dict(
+        {k: torch.tensor(x) for k, x in tensors.items()}, strict=False
+    )
     assert not unexpected and all("embed" in name or "lm_head" in name for name in missing)
     theirs.tie_weights()
     pairs, batch = random_batch()
@@ -87,7 +137,9 @@ def test_marian_has_the_same_logits(keys, tmp_path):
     shifted = np.pad(batch["target"], ((0, 0), (1, 0)), constant_values=start)[:, :-1]
     source = torch.tensor(batch["source"]).long()
     with torch.no_grad():
-        logits = theirs(source, (source > 0).long(), decoder_input_ids=torch.tensor(shifted).long()).logits
+        logits = theirs(
+            source, (source > 0).long(), decoder_input_ids=torch.tensor(shifted).long()
+        ).logits
     for row, (_, target) in enumerate(pairs):
         count = len(target) + 1
         np.testing.assert_allclose(ours[row, :count], logits[row, :count, 1:], rtol=1e-4, atol=1e-4)
@@ -124,7 +176,11 @@ def test_safetensors_return_the_parameters_and_the_config(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, read, jax.tree.map(np.asarray, params))
     write_safetensors(path, params, {}, dtype="float16")
     halves, _ = read_safetensors(path)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-2), halves, jax.tree.map(np.asarray, params))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-2),
+        halves,
+        jax.tree.map(np.asarray, params),
+    )
     assert path.stat().st_size < 0.6 * sum(x.nbytes for x in jax.tree.leaves(params))
     for content in (b"", b"not a model" * 99, path.read_bytes()[:500]):
         path.write_bytes(content)
@@ -152,15 +208,21 @@ def test_exported_models_come_back(name, tmp_path):
             np.testing.assert_array_equal(flatten(read)[path], x[:rows], err_msg=path)
 
 
-@pytest.mark.parametrize("quantization, error", [("int8", 0.6 / 127), ("int16", 0.6 / 1024), ("float16", 1e-3)])
+@pytest.mark.parametrize(
+    "quantization, error", [("int8", 0.6 / 127), ("int16", 0.6 / 1024), ("float16", 1e-3)]
+)
 def test_quantized_models_come_back_within_their_rounding(quantization, error, tmp_path):
     pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
     config, _, params = random_model({})
-    write_ctranslate2(tmp_path, config.model, params, (WORDS, WORDS), source_eos=True, quantization=quantization)
+    write_ctranslate2(
+        tmp_path, config.model, params, (WORDS, WORDS), source_eos=True, quantization=quantization
+    )
     read = flatten(read_ctranslate2(tmp_path)[1])
     for path, x in flatten(params).items():
         x = x[:VOCAB] if "embedding" in path else x
-        np.testing.assert_allclose(read[path], x, rtol=0, atol=error * np.abs(x).max(), err_msg=path)
+        np.testing.assert_allclose(
+            read[path], x, rtol=0, atol=error * np.abs(x).max(), err_msg=path
+        )
     assert any(np.any(read[path] != x[: len(read[path])]) for path, x in flatten(params).items())
 
 

@@ -30,7 +30,9 @@ def test_ctranslate2_folder_translates_as_its_readme_says(workdir, tmp_path):
     readme = (folder / "README.md").read_text()
     assert_names(readme, "en-de", "ctranslate2 float32", "step 1")
     code = re.search(r"```python\n(.*?)```", readme, re.S)[1]
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
 
 
@@ -43,7 +45,9 @@ def test_hugging_face_folder_translates_as_its_readme_says(workdir, tmp_path):
     readme = (folder / "README.md").read_text()
     assert readme.startswith('---\nlanguage: ["en", "de"]\nlicense: "unknown"\n')
     code = re.search(r"```python\n(.*?)```", readme, re.S)[1]
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0 and done.stdout.startswith("['"), done.stderr
 
 
@@ -62,7 +66,10 @@ def test_safetensors_folder_has_parameters_config_and_tokenizers(workdir, tmp_pa
 def test_wrong_use_is_refused_and_leaves_nothing(workdir, tmp_path):
     folder = tmp_path / "exported"
     for words, names in [
-        (["--format=ctranslate2", "--quantization=int4"], ["--quantization=int4", "--format=ctranslate2"]),
+        (
+            ["--format=ctranslate2", "--quantization=int4"],
+            ["--quantization=int4", "--format=ctranslate2"],
+        ),
         (["--format=safetensors", "--step=77"], ["77"]),
         (["--format=onnx"], ["'onnx'"]),
         (["--format=safetensors", "--license=Apache 2.0"], ["--license=Apache 2.0"]),
@@ -73,7 +80,9 @@ def test_wrong_use_is_refused_and_leaves_nothing(workdir, tmp_path):
         assert os.listdir(tmp_path) == []
     folder.mkdir()
     for output in (str(folder), "gs://bucket/toy"):
-        refused_command(["export", f"--workdir={workdir}", f"--output={output}", "--format=safetensors"], output)
+        refused_command(
+            ["export", f"--workdir={workdir}", f"--output={output}", "--format=safetensors"], output
+        )
 
 
 def test_a_folder_that_another_process_makes_meanwhile_stays(workdir, tmp_path, monkeypatch):
@@ -83,7 +92,10 @@ def test_a_folder_that_another_process_makes_meanwhile_stays(workdir, tmp_path, 
 
     monkeypatch.setattr(export_lib, "write_model", write)
     folder = tmp_path / "exported"
-    refused_command(["export", f"--workdir={workdir}", f"--output={folder}", "--format=safetensors"], str(folder))
+    refused_command(
+        ["export", f"--workdir={workdir}", f"--output={folder}", "--format=safetensors"],
+        str(folder),
+    )
     assert os.listdir(tmp_path) == ["exported"] and os.listdir(folder) == ["results.txt"]
 
 
@@ -92,7 +104,11 @@ def test_model_card_has_scores_and_licence(workdir, tmp_path):
     hf = pytest.importorskip("huggingface_hub", reason="needs the extra hf")
     record = {
         "split": "test",
-        "data": {"corpus": "", "spec": "/home/someone/test.en,/home/someone/test.de", "sentences": 200},
+        "data": {
+            "corpus": "",
+            "spec": "/home/someone/test.en,/home/someone/test.de",
+            "sentences": 200,
+        },
         "scores": {
             "sacrebleu": {"score": 27.456, "signature": "nrefs:1|case:mixed|version:2.5.1"},
             "chrf": {"score": 55.5, "signature": "nrefs:1|case:mixed"},
@@ -103,8 +119,15 @@ def test_model_card_has_scores_and_licence(workdir, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(workdir, run, ignore=shutil.ignore_patterns("eval"))
     (run / "eval").mkdir()
-    for name, steps in (("test-2", [2]), ("test-2-best", [2]), ("test-1", [1]), ("test-2-mean2", [2, 1])):
-        (run / "eval" / f"{name}.json").write_text(json.dumps(record | {"checkpoint": {"averaged": steps}}))
+    for name, steps in (
+        ("test-2", [2]),
+        ("test-2-best", [2]),
+        ("test-1", [1]),
+        ("test-2-mean2", [2, 1]),
+    ):
+        (run / "eval" / f"{name}.json").write_text(
+            json.dumps(record | {"checkpoint": {"averaged": steps}})
+        )
     together = record | {
         "checkpoint": {"averaged": [2], "models": ["a", "b"]},
         "scores": {"sacrebleu": {"score": 30.0}},
@@ -130,12 +153,19 @@ def test_files_that_are_no_records_are_left_out_with_a_warning(workdir, tmp_path
     shutil.copytree(workdir, run, ignore=shutil.ignore_patterns("eval"))
     (run / "eval").mkdir()
     data, entry = {"corpus": "corpus", "spec": "", "sentences": 3}, {"score": 1.0, "signature": "s"}
-    record = {"split": "test", "data": data, "scores": {"sacrebleu": entry}, "checkpoint": {"averaged": [2]}}
+    record = {
+        "split": "test",
+        "data": data,
+        "scores": {"sacrebleu": entry},
+        "checkpoint": {"averaged": [2]},
+    }
     bad = ["{", "[]", "{}", record | {"scores": {"sacrebleu": {}}}, record | {"scores": [1]}, record | {"split": {}},
            record | {"data": {}}, record | {"scores": {"sacrebleu": entry | {"score": float("nan")}}},
            record | {"scores": {"sacrebleu": entry | {"signature": ["s"]}}}, record | {"checkpoint": None}]  # fmt: skip
     for i, content in enumerate(bad):
-        (run / "eval" / f"bad{i}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+        (run / "eval" / f"bad{i}.json").write_text(
+            content if isinstance(content, str) else json.dumps(content)
+        )
     markup = data | {"corpus": "a|b`c`\n\n# <img src=x> [d](http://e)"}
     (run / "eval" / "markup.json").write_text(json.dumps(record | {"data": markup}))
     readme = (export(run, tmp_path, "--format=safetensors") / "README.md").read_text()
@@ -151,10 +181,15 @@ def test_export_pushes_the_folder_it_wrote(workdir, tmp_path, monkeypatch):
     pushed = []
     monkeypatch.setattr(hub, "check_push", lambda name: pushed.append(name))
     monkeypatch.setattr(
-        hub, "push", lambda folder, name, public: pushed.append((sorted(os.listdir(folder)), name, public))
+        hub,
+        "push",
+        lambda folder, name, public: pushed.append((sorted(os.listdir(folder)), name, public)),
     )
     export(workdir, tmp_path, "--format=safetensors", "--push=hub:me/toy", "--public")
-    assert pushed == ["hub:me/toy", (["README.md", "model.safetensors", "tokenizer"], "hub:me/toy", True)]
+    assert pushed == [
+        "hub:me/toy",
+        (["README.md", "model.safetensors", "tokenizer"], "hub:me/toy", True),
+    ]
 
 
 def test_import_reads_what_the_hub_has(workdir, tmp_path, monkeypatch):

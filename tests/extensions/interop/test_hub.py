@@ -12,9 +12,17 @@ from helpers.refusals import assert_names, refused
 
 from t2t_flax.extensions.interop import hub as hub_lib
 
-FILES = {"README.md": b"---\nlicense: mit\n---\n", "model.bin": bytes(range(256)) * 40, "tokenizer/source.json": b"{}"}
+FILES = {
+    "README.md": b"---\nlicense: mit\n---\n",
+    "model.bin": bytes(range(256)) * 40,
+    "tokenizer/source.json": b"{}",
+}
 READ = {name: data for name, data in FILES.items() if name != "README.md"}
-MARIAN = {"config.json": b'{"model_type": "marian"}', "pytorch_model.bin": b"weights", "source.spm": b"s"}
+MARIAN = {
+    "config.json": b'{"model_type": "marian"}',
+    "pytorch_model.bin": b"weights",
+    "source.spm": b"s",
+}
 PROGRAM = """
 import sys
 from t2t_flax.errors import UserError
@@ -39,8 +47,16 @@ def client(server, tmp_path):
 
     def run(*words, **variables):
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
-        environment |= {"HF_ENDPOINT": server[1], "HF_TOKEN": fake_hub.TOKEN, "HF_HOME": str(tmp_path / "hf")}
-        environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1"}
+        environment |= {
+            "HF_ENDPOINT": server[1],
+            "HF_TOKEN": fake_hub.TOKEN,
+            "HF_HOME": str(tmp_path / "hf"),
+        }
+        environment |= {
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_XET": "1",
+        }
         environment = {k: v for k, v in (environment | variables).items() if v is not None}
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, *map(str, words)],
@@ -79,20 +95,31 @@ def test_pushed_folder_is_pulled_again_also_by_revision_and_from_the_cache(serve
     assert repo["private"] and hub.find("writer/toy", "main")[1] == {".gitattributes": b""} | FILES
     (first,) = [sha for sha, files in repo["commits"].items() if "model.bin" in files]
 
-    write(folder, {"model.bin": b"second", "weights.h5": b"of another framework", "notes/data.parquet": b"more"})
+    write(
+        folder,
+        {
+            "model.bin": b"second",
+            "weights.h5": b"of another framework",
+            "notes/data.parquet": b"more",
+        },
+    )
     assert client("push", folder, "hub:writer/toy").startswith("OUT ")  # the repository exists
     pulled = client("pull", "hub:writer/toy").removeprefix("OUT ")
     assert read(pulled) == READ | {"model.bin": b"second"}
     old = client("pull", f"hub:writer/toy@{first}").removeprefix("OUT ")
     assert read(old) == READ
     assert client("pull", "hub:writer/toy", HF_HUB_OFFLINE="1") == f"OUT {pulled}"
-    assert_names(client("pull", "hub:writer/other", HF_HUB_OFFLINE="1"), "USER ERROR", "hub:writer/other")
+    assert_names(
+        client("pull", "hub:writer/other", HF_HUB_OFFLINE="1"), "USER ERROR", "hub:writer/other"
+    )
 
 
 def test_of_the_weights_in_a_repository_one_file_is_downloaded(server, client):
     hub, _ = server
     hub.repos |= {name: {"private": False, "commits": {}} for name in ("opus/old", "opus/both")}
-    hub.commit("opus/old", MARIAN | {"README.md": b"card", "onnx/model.onnx": b"o", "tf_model.h5": b"h"})
+    hub.commit(
+        "opus/old", MARIAN | {"README.md": b"card", "onnx/model.onnx": b"o", "tf_model.h5": b"h"}
+    )
     hub.commit("opus/both", MARIAN | {"model.safetensors": b"weights"})
     assert read(client("pull", "hub:opus/old").removeprefix("OUT ")) == MARIAN
     first = client("pull", "hub:opus/both")
@@ -121,12 +148,18 @@ def test_errors_of_a_push_keep_the_folder(server, client, folder):
     ]
     for name, variables, cause in cases:
         line = client("push", folder, name, **variables)
-        assert_names(line, "USER ERROR", f"--push={name}", cause, "`hf upload", f"{folder} --private`")
-    assert_names(client("push", folder, "hub:writer/toy", HF_TOKEN=None), "USER ERROR", "auth login`")
+        assert_names(
+            line, "USER ERROR", f"--push={name}", cause, "`hf upload", f"{folder} --private`"
+        )
+    assert_names(
+        client("push", folder, "hub:writer/toy", HF_TOKEN=None), "USER ERROR", "auth login`"
+    )
     assert read(folder) == FILES
 
 
-@pytest.mark.parametrize("name", ["hub:", "hub:toy", "hub:a/b/c", "hub:a b/c", "hub:../x", "hub:a/b@", "toy"])
+@pytest.mark.parametrize(
+    "name", ["hub:", "hub:toy", "hub:a/b/c", "hub:a b/c", "hub:../x", "hub:a/b@", "toy"]
+)
 def test_wrong_names_are_refused_before_anything_is_done(name):
     for call in (hub_lib.check_push, hub_lib.pull):
         with refused("hub:USER/NAME"):

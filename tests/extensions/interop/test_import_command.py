@@ -14,7 +14,12 @@ from helpers.refusals import refused_command
 
 import t2t_flax
 from t2t_flax.__main__ import main
-from t2t_flax.extensions.interop.safetensors_file import flatten, read_metadata, read_safetensors, write_safetensors
+from t2t_flax.extensions.interop.safetensors_file import (
+    flatten,
+    read_metadata,
+    read_safetensors,
+    write_safetensors,
+)
 
 LINES = ["Where is the dog?", "It is late."]
 
@@ -28,10 +33,15 @@ def imported(workdir, tmp_path_factory):
         if kind not in made:
             folder = tmp_path_factory.mktemp(kind)
             exported, run = folder / "exported", folder / "a run"
-            assert main(["export", f"--workdir={workdir}", f"--format={kind}", f"--output={exported}"]) == 0
+            assert (
+                main(["export", f"--workdir={workdir}", f"--format={kind}", f"--output={exported}"])
+                == 0
+            )
             with contextlib.redirect_stdout(io.StringIO()) as said:
                 assert main(["import", f"--from={exported}", f"--workdir={run}"]) == 0
-            translate, train = re.findall(r"python -m t2t_flax.*?(?=\. |$)", said.getvalue().strip().splitlines()[-1])
+            translate, train = re.findall(
+                r"python -m t2t_flax.*?(?=\. |$)", said.getvalue().strip().splitlines()[-1]
+            )
             assert shlex.split(translate)[4].split(" (")[0] == f"--workdir={run}"
             assert f"--config.finetuning.init_from={run}" in shlex.split(train)
             made[kind] = exported, run
@@ -57,14 +67,20 @@ def test_safetensors_come_back_exactly(workdir, imported, capsys):
     ]  # of its metadata the order varies
     assert read[0][1] == read[1][1] and flatten(read[0][0]).keys() == flatten(read[1][0]).keys()
     assert main(["evaluate", f"--workdir={folder}", "--config.data.test=toy:test:4"]) == 0
-    assert "sacreBLEU" in capsys.readouterr().out and len(list((folder / "eval").glob("test-2-*.json"))) == 1
+    assert (
+        "sacreBLEU" in capsys.readouterr().out
+        and len(list((folder / "eval").glob("test-2-*.json"))) == 1
+    )
 
 
 def test_ctranslate2_folder_comes_back(workdir, imported):
     pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
     exported, folder = imported("ctranslate2")
     ours, run = t2t_flax.load(workdir), t2t_flax.load(folder)
-    given = {"pad_vocab_to_multiple": 1, "dropout": run.config.model.dropout}  # which the format does not have
+    given = {
+        "pad_vocab_to_multiple": 1,
+        "dropout": run.config.model.dropout,
+    }  # which the format does not have
     assert run.config.model == dataclasses.replace(ours.config.model, **given)
     assert (run.config.data.source_language, run.config.data.target_language) == ("en", "de")
     assert [t.text for t in run.translate(LINES)] == [t.text for t in ours.translate(LINES)]
@@ -84,7 +100,13 @@ def test_hugging_face_folder_comes_back(workdir, imported):
         assert b.log_prob < a.log_prob < b.log_prob + 0.1
     again = folder.parent / "again"
     assert main(["export", f"--workdir={folder}", "--format=huggingface", f"--output={again}"]) == 0
-    for name in ("model.safetensors", "vocab.json", "source.spm", "target.spm", "tokenizer_config.json"):
+    for name in (
+        "model.safetensors",
+        "vocab.json",
+        "source.spm",
+        "target.spm",
+        "tokenizer_config.json",
+    ):
         assert (again / name).read_bytes() == (exported / name).read_bytes(), name
 
 
@@ -128,7 +150,9 @@ def test_safetensors_of_another_model_are_refused(imported, tmp_path):
             "Einsum_0": {"kernel": np.ones((16, 5), np.float32), "bias": np.ones(32, np.float32)}}}},
          "Einsum_0.kernel"),
     ]:  # fmt: skip
-        write_safetensors(tmp_path / "bad" / "model.safetensors", changed, config, checkpoint=checkpoint)
+        write_safetensors(
+            tmp_path / "bad" / "model.safetensors", changed, config, checkpoint=checkpoint
+        )
         refused_command(words, name)
     shutil.rmtree(tmp_path / "bad" / "tokenizer")
     write_safetensors(tmp_path / "bad" / "model.safetensors", params, config, checkpoint=checkpoint)

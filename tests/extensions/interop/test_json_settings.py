@@ -22,7 +22,10 @@ from t2t_flax.extensions.interop.json_settings import check_types, read_json
     ],
 )
 def test_the_error_names_file_field_and_type(content, names, tmp_path):
-    path, types = tmp_path / "a.json", {"flag": bool, "rate": float, "size": int, "name": (str, dict)}
+    path, types = (
+        tmp_path / "a.json",
+        {"flag": bool, "rate": float, "size": int, "name": (str, dict)},
+    )
     path.write_text(content)
     with refused(str(path), *names):
         read_json(path, types)
@@ -32,4 +35,7 @@ def test_the_error_names_file_field_and_type(content, names, tmp_path):
 
 def test_fields_of_their_types_are_returned():
     content = {"flag": False, "rate": 1, "size": None, "more": "text"}
-    assert check_types(content, {"flag": bool, "rate": float, "size": int, "absent": str}, "x") is content
+    assert (
+        check_types(content, {"flag": bool, "rate": float, "size": int, "absent": str}, "x")
+        is content
+    )

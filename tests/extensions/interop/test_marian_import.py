@@ -24,8 +24,12 @@ transformers = pytest.importorskip("transformers", reason="needs the extra hf")
 
 LINES = [source for source, _ in toy.pairs("test", 8)] + [">>deu<< It is late.", "Ω unknown"]
 CAP = 40
-SHARED = dict(activation_function="swish", scale_embedding=True, renormalize_logits=True, bad_words=True)
-SEPARATE = dict(activation_function="relu", share_encoder_decoder_embeddings=False, attention_dropout=0.1)
+SHARED = dict(
+    activation_function="swish", scale_embedding=True, renormalize_logits=True, bad_words=True
+)
+SEPARATE = dict(
+    activation_function="relu", share_encoder_decoder_embeddings=False, attention_dropout=0.1
+)
 
 
 def sentencepiece(texts, size):
@@ -33,7 +37,11 @@ def sentencepiece(texts, size):
 
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=model, vocab_size=size, minloglevel=2, character_coverage=1.0
+        sentence_iterator=iter(texts),
+        model_writer=model,
+        vocab_size=size,
+        minloglevel=2,
+        character_coverage=1.0,
     )
     return model.getvalue()
 
@@ -58,7 +66,9 @@ def write_model(folder, keys):
     models = [sentencepiece([pair[side] for pair in pairs], 90 + 10 * side) for side in (0, 1)]
     separate = not keys.get("share_encoder_decoder_embeddings", True)
     lists = [pieces_of(model) for model in models]
-    if separate:  # each has its own pieces, in as many rows as the other, so that padding has one number
+    if (
+        separate
+    ):  # each has its own pieces, in as many rows as the other, so that padding has one number
         width = min(map(len, lists))
         lists = [pieces[:width] for pieces in lists]
         size = write_vocabulary(folder / "target_vocab.json", lists[1])
@@ -67,10 +77,17 @@ def write_model(folder, keys):
         size = write_vocabulary(folder / "vocab.json", lists[0] + lists[1])
     for name, model in zip(("source", "target"), models, strict=True):
         (folder / f"{name}.spm").write_bytes(model)
-    tokenizer = dict(source_lang="en", target_lang="de", tokenizer_class="MarianTokenizer", separate_vocabs=separate)
+    tokenizer = dict(
+        source_lang="en",
+        target_lang="de",
+        tokenizer_class="MarianTokenizer",
+        separate_vocabs=separate,
+    )
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     generation = {key: keys[key] for key in ("renormalize_logits",) if key in keys}
-    model_keys = {key: x for key, x in keys.items() if key not in ("renormalize_logits", "bad_words")}
+    model_keys = {
+        key: x for key, x in keys.items() if key not in ("renormalize_logits", "bad_words")
+    }
     config = transformers.MarianConfig(
         vocab_size=size, decoder_vocab_size=size, d_model=32, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=48,
         decoder_ffn_dim=48, encoder_attention_heads=4, decoder_attention_heads=4, max_position_embeddings=64,
@@ -119,7 +136,9 @@ def test_tokens_are_those_of_hugging_face(opus):
         names = tokenizer.target_encoder if tokenizer.separate_vocabs else tokenizer.encoder
         assert [names[piece] for piece in run.tokenizers.target.pieces(ids)] == theirs
         ids = [i for i in ids if i != UNK]  # which is shown here, and left out there
-        assert run.tokenizers.target.decode(ids) == tokenizer.decode(theirs, skip_special_tokens=True)
+        assert run.tokenizers.target.decode(ids) == tokenizer.decode(
+            theirs, skip_special_tokens=True
+        )
     assert UNK in run.tokenizers.source.encode("Ω unknown")
     assert run.tokenizers.source.pieces(run.tokenizers.source.encode(">>deu<< It"))[0] == ">>deu<<"
 
@@ -131,19 +150,29 @@ def test_logits_equal_hugging_faces(opus):
     _, model, tokenizer, run = opus
     pairs = list(toy.pairs("test", 6))
     sides = run.tokenizers.source, run.tokenizers.target
-    ids = [tuple(side.encode(text) + [1] for side, text in zip(sides, pair, strict=True)) for pair in pairs]
+    ids = [
+        tuple(side.encode(text) + [1] for side, text in zip(sides, pair, strict=True))
+        for pair in pairs
+    ]
     length = max(len(row) for pair in ids for row in pair)
     ours = np.asarray(run.model.apply({"params": run.params}, rows_alone(ids, length)))
     source = tokenizer([pair[0] for pair in pairs], return_tensors="pt", padding=True)
-    target = tokenizer(text_target=[pair[1] for pair in pairs], return_tensors="pt", padding=True).input_ids
+    target = tokenizer(
+        text_target=[pair[1] for pair in pairs], return_tensors="pt", padding=True
+    ).input_ids
     with torch.no_grad():
-        theirs = model(**source, decoder_input_ids=model.prepare_decoder_input_ids_from_labels(target)).logits.numpy()
+        theirs = model(
+            **source, decoder_input_ids=model.prepare_decoder_input_ids_from_labels(target)
+        ).logits.numpy()
     vocabulary = tokenizer.target_encoder if tokenizer.separate_vocabs else tokenizer.encoder
     order = [vocabulary[piece] for piece in sides[1].pieces(range(1, sides[1].vocab_size))]
     for row, (_, forced) in enumerate(ids):
         count = len(forced)
         np.testing.assert_allclose(
-            ours[row, :count, 1 : 1 + len(order)], theirs[row, :count][:, order], rtol=1e-4, atol=1e-4
+            ours[row, :count, 1 : 1 + len(order)],
+            theirs[row, :count][:, order],
+            rtol=1e-4,
+            atol=1e-4,
         )
 
 
@@ -171,7 +200,9 @@ def test_conversion_by_ctranslate2_is_the_same_model(opus, quantization, tmp_pat
     """What its own converter makes of the folder, without padding: the same run, with quantized weights a near one."""
     ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
     folder, _, _, run = opus
-    converter = ctranslate2.converters.TransformersConverter(str(folder), copy_files=["source.spm", "target.spm"])
+    converter = ctranslate2.converters.TransformersConverter(
+        str(folder), copy_files=["source.spm", "target.spm"]
+    )
     converter.convert(str(tmp_path / "ct2"), quantization=quantization)
     with refused("--source-language=CODE"):
         read_model(tmp_path / "ct2")
@@ -190,7 +221,11 @@ def test_pytorch_files_are_read_with_their_duplicates(opus, tmp_path, monkeypatc
     copy = shutil.copytree(folder, tmp_path / "old")
     (copy / "model.safetensors").unlink()
     state = model.state_dict()
-    assert {"lm_head.weight", "model.encoder.embed_tokens.weight", "model.encoder.embed_positions.weight"} <= set(state)
+    assert {
+        "lm_head.weight",
+        "model.encoder.embed_tokens.weight",
+        "model.encoder.embed_positions.weight",
+    } <= set(state)
     torch.save(state, copy / "pytorch_model.bin")
     read = read_model(copy)
     for path, x in flatten(run.params).items():
@@ -219,13 +254,21 @@ def test_pytorch_files_are_read_with_their_duplicates(opus, tmp_path, monkeypatc
     "file, change, names",
     [
         ("config.json", dict(decoder_ffn_dim=50), ("encoder_ffn_dim", "decoder_ffn_dim")),
-        ("config.json", dict(encoder_attention_heads=8), ("encoder_attention_heads", "decoder_attention_heads")),
+        (
+            "config.json",
+            dict(encoder_attention_heads=8),
+            ("encoder_attention_heads", "decoder_attention_heads"),
+        ),
         ("config.json", dict(activation_function="gelu"), ("activation_function", "'gelu'")),
         ("config.json", dict(normalize_before=True), ("normalize_before",)),
         ("config.json", dict(static_position_embeddings=False), ("static_position_embeddings",)),
         ("config.json", dict(add_final_layer_norm=True), ("add_final_layer_norm",)),
         ("config.json", dict(normalize_embedding=True), ("normalize_embedding",)),
-        ("config.json", dict(encoder_layers=3), ("'model.encoder.layers.2.self_attn.q_proj.weight'",)),
+        (
+            "config.json",
+            dict(encoder_layers=3),
+            ("'model.encoder.layers.2.self_attn.q_proj.weight'",),
+        ),
         ("config.json", dict(encoder_layers=1), ("model.encoder.layers.1",)),
         ("config.json", dict(eos_token_id=5), ("eos_token_id", "vocab.json", "'</s>'")),
         ("config.json", dict(decoder_start_token_id=10**6), ("decoder_start_token_id", "1000000")),
@@ -259,7 +302,11 @@ def test_languages_of_opus_are_read(opus, tmp_path):
     assert sorted(theirs.supported_language_codes) == [">>deu<<", ">>fra<<"]
     pieces = {i: piece for piece, i in theirs.encoder.items()}
     for language in ("deu", "fra"):
-        for text in (f"<2{language}> {LINES[0]}", f">>{language}<< {LINES[0]}", f">>{language}<<{LINES[0]}"):
+        for text in (
+            f"<2{language}> {LINES[0]}",
+            f">>{language}<< {LINES[0]}",
+            f">>{language}<<{LINES[0]}",
+        ):
             pair = encode_pair(
                 loaded, loaded.in_language(text, "deu"), "x"
             )  # a text that has its tag gets no second one
@@ -276,7 +323,11 @@ def test_a_token_that_the_vocabulary_lacks_is_never_predicted(opus, tmp_path):
     (copy / "vocab.json").write_text(
         json.dumps({"other" if piece == "<unk>" else piece: i for piece, i in ids.items()})
     )
-    assert read_model(copy).params["output_bias"][UNK] == IMPROBABLE < read_model(opus[0]).params["output_bias"][UNK]
+    assert (
+        read_model(copy).params["output_bias"][UNK]
+        == IMPROBABLE
+        < read_model(opus[0]).params["output_bias"][UNK]
+    )
 
 
 @pytest.mark.parametrize("opus", ["shared"], indirect=True)
@@ -286,7 +337,12 @@ def test_missing_files_and_foreign_rules_are_named(opus, tmp_path):
     assert read_model(copy).notes == ()
     rules = {"no_repeat_ngram_size": 3, "max_new_tokens": 5, "length_penalty": -1.0}
     rules |= {"sequence_bias": [[[5], 1.0]], "do_sample": True}
-    without_effect = {"temperature": 0.7, "num_return_sequences": 1, "min_length": 0, "max_time": None}
+    without_effect = {
+        "temperature": 0.7,
+        "num_return_sequences": 1,
+        "min_length": 0,
+        "max_time": None,
+    }
     (copy / "generation_config.json").write_text(json.dumps(generation | rules | without_effect))
     for note, key in zip(read_model(copy).notes, sorted(rules), strict=True):
         assert_names(note, "generation_config.json", key, repr(rules[key]))

@@ -15,7 +15,11 @@ from t2t_flax.__main__ import main
 from t2t_flax.config import differences
 from t2t_flax.data.sources import toy
 from t2t_flax.evaluation.restore import load, stored_config
-from t2t_flax.extensions.interop.safetensors_file import read_metadata, read_safetensors, write_safetensors
+from t2t_flax.extensions.interop.safetensors_file import (
+    read_metadata,
+    read_safetensors,
+    write_safetensors,
+)
 from t2t_flax.model_forms import run_folder
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.run import restore_or_init
@@ -28,14 +32,21 @@ HERE = "--config.mesh.cpu_devices=1"  # this process has its devices
 @pytest.fixture(scope="module")
 def exported(workdir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported") / "model"
-    assert main(["export", f"--workdir={workdir}", "--format=safetensors", f"--output={folder}"]) == 0
+    assert (
+        main(["export", f"--workdir={workdir}", "--format=safetensors", f"--output={folder}"]) == 0
+    )
     return folder
 
 
 @pytest.fixture(scope="module")
 def half(workdir, tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported") / "half"
-    words = [f"--workdir={workdir}", "--format=safetensors", "--quantization=float16", f"--output={folder}"]
+    words = [
+        f"--workdir={workdir}",
+        "--format=safetensors",
+        "--quantization=float16",
+        f"--output={folder}",
+    ]
     assert main(["export", *words]) == 0
     return folder
 
@@ -53,16 +64,25 @@ def test_an_exported_model_is_the_run(workdir, exported):
     run, model = load(workdir), load(exported)
     assert_equal(run.params, model.params)
     assert (run.steps, run.config, run.stored) == (model.steps, model.config, model.stored)
-    assert all(x.sharding == y.sharding for x, y in zip(*map(jax.tree.leaves, (run.params, model.params)), strict=True))
+    assert all(
+        x.sharding == y.sharding
+        for x, y in zip(*map(jax.tree.leaves, (run.params, model.params)), strict=True)
+    )
     assert [t.text for t in run.translate(LINES)] == [t.text for t in model.translate(LINES)]
 
 
-def test_halves_are_the_rounded_parameters_and_the_record_says_so(workdir, exported, half, tmp_path):
-    rounded = jax.tree.map(lambda x: np.asarray(x, np.float16).astype(np.float32), load(workdir).params)
+def test_halves_are_the_rounded_parameters_and_the_record_says_so(
+    workdir, exported, half, tmp_path
+):
+    rounded = jax.tree.map(
+        lambda x: np.asarray(x, np.float16).astype(np.float32), load(workdir).params
+    )
     assert_equal(load(half).params, rounded)
     test_set = SHORT | {"data.test": "toy:test:2"}
     record = t2t_flax.evaluate(half, overrides=test_set, output=tmp_path)["test"]
-    assert record["checkpoint"]["weights"] == "rounded to float16" and record["checkpoint"]["averaged"] == [2]
+    assert record["checkpoint"]["weights"] == "rounded to float16" and record["checkpoint"][
+        "averaged"
+    ] == [2]
     assert sorted(os.listdir(tmp_path)) == ["data", "eval"] and not (half / "eval").exists()
 
 

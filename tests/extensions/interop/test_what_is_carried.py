@@ -35,13 +35,19 @@ POWER = dict(EXACT, beam_size=3, length_penalty="power", alpha=0.8, early_stoppi
     ],
 )
 def test_rules_of_hugging_face_come_back(beams, penalty, alpha, early_stopping):
-    decode = Decode(beam_size=beams, length_penalty=penalty, alpha=alpha, early_stopping=early_stopping, **EXACT)
+    decode = Decode(
+        beam_size=beams, length_penalty=penalty, alpha=alpha, early_stopping=early_stopping, **EXACT
+    )
     assert marian_export.not_carried(Config(decode=decode, model=Model(norm_eps=1e-5))) == []
     back = marian_import._decode({}, marian_export._search(decode))
     assert (back["beam_size"], back["max_length_offset"]) == (beams, decode.max_length_offset)
     if beams > 1:
         power = 0.0 if penalty in ("none", "gnmt") else alpha
-        assert (back["length_penalty"], back["alpha"], back["early_stopping"]) == ("power", power, early_stopping)
+        assert (back["length_penalty"], back["alpha"], back["early_stopping"]) == (
+            "power",
+            power,
+            early_stopping,
+        )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,9 @@ def test_what_hugging_face_has_not_is_said(keys, rules, said):
     written = marian_export._search(decode)
     assert {key: written[key] for key in rules} == rules
     notes = marian_export.not_carried(Config(decode=decode, model=Model(norm_eps=1e-5)))
-    assert len(notes) == len(said) and all(note.startswith(start) for note, start in zip(notes, said, strict=True))
+    assert len(notes) == len(said) and all(
+        note.startswith(start) for note, start in zip(notes, said, strict=True)
+    )
 
 
 def test_what_the_models_have_not_is_said():
@@ -76,7 +84,11 @@ def test_what_the_models_have_not_is_said():
     notes = marian_export.not_carried(Config(model=model, decode=Decode(**POWER)))
     assert [note.split(" = ")[0] for note in notes] == ["model.norm_eps"]
     config = marian_export._config(Config(model=model), 10, "float32")
-    assert (config["dropout"], config["attention_dropout"], config["activation_dropout"]) == (0.3, 0.2, 0.0)
+    assert (config["dropout"], config["attention_dropout"], config["activation_dropout"]) == (
+        0.3,
+        0.2,
+        0.0,
+    )
     assert ctranslate2_export.not_carried(Config(model=model, decode=Decode(**POWER))) == []
     said = ctranslate2_export.not_carried(Config(decode=Decode()))
     assert [note.split(" = ")[0] for note in said] == [
@@ -88,30 +100,51 @@ def test_what_the_models_have_not_is_said():
 
 def test_the_command_and_the_readme_say_it(workdir, tmp_path, capsys):
     words = [f"--workdir={workdir}", "--format=huggingface", f"--output={tmp_path / 'm'}"]
-    assert main(["export", *words, "--config.decode.strategy=beam", "--config.decode.length_penalty=gnmt"]) == 0
+    assert (
+        main(
+            [
+                "export",
+                *words,
+                "--config.decode.strategy=beam",
+                "--config.decode.length_penalty=gnmt",
+            ]
+        )
+        == 0
+    )
     (note,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
     readme = (tmp_path / "m" / "README.md").read_text()
     assert f"- {note.removeprefix('note: ')}\n" in readme
     run = load(workdir)
-    assert export(tmp_path / "s", "safetensors", run.config, run.params, run.tokenizers, steps=[2]) == []
+    assert (
+        export(tmp_path / "s", "safetensors", run.config, run.params, run.tokenizers, steps=[2])
+        == []
+    )
     assert "decode." not in (tmp_path / "s" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_the_example_of_ctranslate2_keeps_to_the_positions_of_the_model(workdir, ratio):
     keys = {"model.position": "learned", "model.max_positions": 64, "data.max_length": 64}
-    config = load(workdir).config.with_values(keys | {"decode.max_length_ratio": ratio, "decode.max_length_offset": 99})
-    assert "max_decoding_length=64, max_input_length=64" in export_lib._ctranslate2(load(workdir).tokenizers, config)
+    config = load(workdir).config.with_values(
+        keys | {"decode.max_length_ratio": ratio, "decode.max_length_offset": 99}
+    )
+    assert "max_decoding_length=64, max_input_length=64" in export_lib._ctranslate2(
+        load(workdir).tokenizers, config
+    )
 
 
 def test_the_card_names_tags_that_are_no_language_codes_as_undetermined():
-    head = front_matter(Config(), [Direction("en", "de"), Direction("en", "ze_zh")], "safetensors", "")
+    head = front_matter(
+        Config(), [Direction("en", "de"), Direction("en", "ze_zh")], "safetensors", ""
+    )
     assert 'language: ["en", "de", "und"]' in head
 
 
 def test_the_card_names_all_files_of_several_sources_without_their_folders():
     train = "a=/home/me/a.en,/home/me/a.de; b=/my data/b.en,b.de"
-    parts = sections(Config().with_values({"data.train": train}), [Direction("en", "de")], [], "float32")
+    parts = sections(
+        Config().with_values({"data.train": train}), [Direction("en", "de")], [], "float32"
+    )
     assert "Trained on a=a.en,a.de; b=b.en,b.de (" in "".join(parts)
 
 
@@ -133,13 +166,21 @@ def test_generate_without_options_decodes_as_the_run(workdir, tmp_path, keys):
 @pytest.mark.parametrize("kind", ["huggingface", "ctranslate2"])
 def test_float16_has_every_number(workdir, tmp_path, kind):
     """The bias of padding, too: what is exported is read again."""
-    pytest.importorskip({"ctranslate2": "ctranslate2"}.get(kind, "numpy"), reason="needs the extra ctranslate2")
+    pytest.importorskip(
+        {"ctranslate2": "ctranslate2"}.get(kind, "numpy"), reason="needs the extra ctranslate2"
+    )
     run = load(workdir, overrides={"decode.strategy": "greedy"})
     model = (
-        dataclasses.replace(run.config.model, decoder_start_token="bos") if kind == "ctranslate2" else run.config.model
+        dataclasses.replace(run.config.model, decoder_start_token="bos")
+        if kind == "ctranslate2"
+        else run.config.model
     )
     config = dataclasses.replace(run.config, model=model)
-    start = {"decoder_start_token": {"bos": np.ones(model.d_model, np.float32)}} if kind == "ctranslate2" else {}
+    start = (
+        {"decoder_start_token": {"bos": np.ones(model.d_model, np.float32)}}
+        if kind == "ctranslate2"
+        else {}
+    )
     options = dict(steps=[2], quantization="float16")
     export(tmp_path / "m", kind, config, run.params | start, run.tokenizers, **options)
     if kind == "huggingface":
@@ -170,7 +211,11 @@ def test_rules_of_this_search_alone_are_said(kind):
     pytest.importorskip("t2t_flax.extensions.constraints")
     plain = Config(decode=Decode(**POWER), model=Model(norm_eps=1e-5))
     assert export_lib._NOT_CARRIED[kind](plain) == []
-    keys = {"decode.strategy": "constrained_beam", "constraints.lines": "json", "constraints.no_repeat_ngram": 3}
+    keys = {
+        "decode.strategy": "constrained_beam",
+        "constraints.lines": "json",
+        "constraints.no_repeat_ngram": 3,
+    }
     notes = export_lib._NOT_CARRIED[kind](plain.with_values(keys))
     said = [note.split(" = ")[0] for note in notes]
     assert {"constraints.no_repeat_ngram", "constraints.lines", "decode.strategy"} <= set(said)

@@ -48,13 +48,17 @@ def packed_rows(rows: int) -> dict[str, np.ndarray]:
 def loss_of(kernel: str, *, platform: str = "gpu", noise=None, precision="bfloat16", **keys):
     """(loss of packed rows as a function of the parameters, parameters)"""
     model_keys = dict(dropout=0.0, num_heads=2, attention_kernel=kernel) | keys
-    config = small_config(model=model_keys, train=dict(precision=precision), layer_types=dict(window=3))
+    config = small_config(
+        model=model_keys, train=dict(precision=precision), layer_types=dict(window=3)
+    )
     _, _, state, _ = model_and_state(config)
     model = make_model(config, VOCAB, VOCAB, platform=platform)
     return lambda params: loss_sums(config, model, params, packed_rows(4), noise)[0], state.params
 
 
-@pytest.mark.parametrize("keys", [{}, dict(num_kv_heads=1), dict(position="rotary"), dict(attention_score="dot")])
+@pytest.mark.parametrize(
+    "keys", [{}, dict(num_kv_heads=1), dict(position="rotary"), dict(attention_score="dot")]
+)
 def test_fused_attention_of_packed_rows_equals_einsum(calls, keys):
     """Encoder, decoder and cross-attention; loss to 0.1 %, gradients to 3 % of their norms, all in bfloat16."""
     function, params = loss_of("cudnn", **keys)
@@ -70,7 +74,10 @@ def test_fused_attention_of_packed_rows_equals_einsum(calls, keys):
     ("keys", "fused"),
     [
         (dict(position="alibi"), 1),  # cross-attention
-        (dict(mixer="local_attention"), 2),  # and the encoder, whose bands would save nothing in such short rows
+        (
+            dict(mixer="local_attention"),
+            2,
+        ),  # and the encoder, whose bands would save nothing in such short rows
         (dict(attention_score="additive"), 0),
         (dict(dropout_attention=0.1), 0),
         (dict(num_heads=4), 0),  # of width 4
@@ -145,7 +152,9 @@ def test_programs_with_the_kernel_are_not_kept(calls, kept, monkeypatch):
 def test_kernel_needs_a_gpu_and_flags_that_run_it(monkeypatch, capability, flags, kernel):
     monkeypatch.setenv("XLA_FLAGS", flags)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(compute_capability=capability)])
+    monkeypatch.setattr(
+        jax, "local_devices", lambda: [SimpleNamespace(compute_capability=capability)]
+    )
     for wanted in ("auto", "cudnn"):
         config = small_config(model=dict(attention_kernel=wanted), train=dict(precision="bfloat16"))
         assert make_model(config, VOCAB, VOCAB).config.attention_kernel == kernel
@@ -173,13 +182,19 @@ def test_a_run_that_decodes_has_einsum(monkeypatch):
 def test_explain_names_the_kernel(monkeypatch, keys, named):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(compute_capability="9.0")])
-    config = small_config(model=dict(num_heads=2), train=dict(precision="bfloat16")).with_values(keys)
-    assert_names("\n".join(explain_attention(config, compute_dtype(config.train.precision))), *named)
+    config = small_config(model=dict(num_heads=2), train=dict(precision="bfloat16")).with_values(
+        keys
+    )
+    assert_names(
+        "\n".join(explain_attention(config, compute_dtype(config.train.precision))), *named
+    )
 
 
 def test_decoding_stays_with_einsum(calls, beams=4):
     """The kernel reads keys in another order than the cache holds them: each step would transpose the cache."""
-    config = small_config(model=dict(num_heads=2, attention_kernel="auto"), train=dict(precision="bfloat16"))
+    config = small_config(
+        model=dict(num_heads=2, attention_kernel="auto"), train=dict(precision="bfloat16")
+    )
     _, _, state, _ = model_and_state(config)
     model = make_model(config, VOCAB, VOCAB, platform="gpu")
     assert model.config.attention_kernel == "cudnn"

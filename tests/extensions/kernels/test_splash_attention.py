@@ -33,17 +33,28 @@ def plain_attention(q, k, v, mask: SegmentMask):
     """In float32."""
     q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
-    weights = masked_softmax(jnp.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5, mask_array(mask))
+    weights = masked_softmax(
+        jnp.einsum("btnh,bsnh->bnts", q, k) * q.shape[-1] ** -0.5, mask_array(mask)
+    )
     return jnp.einsum("bnts,bsnh->btnh", weights, v)
 
 
-def operands(*, rows=2, queries=128, keys=128, heads=2, key_heads=2, width=64, dtype="float32", causal=False):
+def operands(
+    *, rows=2, queries=128, keys=128, heads=2, key_heads=2, width=64, dtype="float32", causal=False
+):
     """(q, k, v, mask) of packed rows with two pairs and padding at the end."""
     rng = np.random.default_rng(0)
     sizes = ((queries, heads), (keys, key_heads), (keys, key_heads))
     q, k, v = (jnp.asarray(rng.normal(size=(rows, n, h, width)), dtype) for n, h in sizes)
     ids = segments(rows, queries, (queries // 3, queries - 20))
-    return q, k, v, SegmentMask(ids, ids if keys == queries else segments(rows, keys, (keys // 2, keys - 9)), causal)
+    return (
+        q,
+        k,
+        v,
+        SegmentMask(
+            ids, ids if keys == queries else segments(rows, keys, (keys // 2, keys - 9)), causal
+        ),
+    )
 
 
 def value_and_gradients(attend, q, k, v, mask: SegmentMask):
@@ -54,7 +65,9 @@ def value_and_gradients(attend, q, k, v, mask: SegmentMask):
         out = attend(q, k, v, mask).astype(jnp.float32)
         return jnp.sum(jnp.sin(jnp.where(real, out, 0.0) + 1.0)), jnp.where(real, out, 0.0)
 
-    (_, out), gradients = jax.jit(jax.value_and_grad(scalar, argnums=(0, 1, 2), has_aux=True))(q, k, v)
+    (_, out), gradients = jax.jit(jax.value_and_grad(scalar, argnums=(0, 1, 2), has_aux=True))(
+        q, k, v
+    )
     return out, *gradients
 
 
@@ -80,7 +93,9 @@ def test_output_and_gradients_of_packed_rows_equal_plain_products(shape):
     expected = value_and_gradients(plain_attention, *args)
     for x, y in zip(value_and_gradients(interpreted, *args), expected, strict=True):
         assert x.dtype == y.dtype
-        np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), **tolerance)
+        np.testing.assert_allclose(
+            np.asarray(x, np.float32), np.asarray(y, np.float32), **tolerance
+        )
 
 
 @pytest.mark.parametrize("mesh", [(4, 1, 1), (2, 2, 2)])
@@ -91,14 +106,20 @@ def test_each_device_attends_to_its_rows_and_heads_without_an_exchange(mesh):
     place = mesh_lib.named(mesh, jax.sharding.PartitionSpec(("data", "fsdp"), None, "tensor", None))
     with mesh_lib.use(mesh):
         divided = [jax.device_put(x, place) for x in (q, k, v)]
-        program = jax.jit(lambda q, k, v: value_and_gradients(interpreted, q, k, v, mask)).lower(*divided).compile()
+        program = (
+            jax.jit(lambda q, k, v: value_and_gradients(interpreted, q, k, v, mask))
+            .lower(*divided)
+            .compile()
+        )
         results = program(*divided)
     for x, y in zip(results, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
     assert not re.search("all-(gather|reduce|to-all)|collective-permute", program.as_text())
 
 
-@pytest.mark.parametrize(("shape", "taken"), [((2, 1, 2), True), ((4, 1, 1), False), ((1, 1, 4), False)])
+@pytest.mark.parametrize(
+    ("shape", "taken"), [((2, 1, 2), True), ((4, 1, 1), False), ((1, 1, 4), False)]
+)
 def test_rows_and_heads_that_the_mesh_does_not_divide_stay_with_einsum(shape, taken):
     q, k, v, mask = operands()
     assert splash.takes(q, k, v, mask)
@@ -122,22 +143,37 @@ def calls(monkeypatch):
 
 def packed_batch(rows: int, length: int) -> dict[str, np.ndarray]:
     rng, batch = np.random.default_rng(1), {}
-    for side, ends in (("source", (length // 2, length - 9)), ("target", (length // 3, length - 20))):
+    for side, ends in (
+        ("source", (length // 2, length - 9)),
+        ("target", (length // 3, length - 20)),
+    ):
         ids = segments(rows, length, ends)
         starts = np.concatenate([np.zeros((rows, 1), bool), np.diff(ids) != 0], axis=1)
-        position = np.arange(length) - np.maximum.accumulate(np.where(starts, np.arange(length), 0), axis=1)
+        position = np.arange(length) - np.maximum.accumulate(
+            np.where(starts, np.arange(length), 0), axis=1
+        )
         tokens = np.where(ids > 0, rng.integers(3, VOCAB, ids.shape), 0).astype(np.int32)
-        batch |= {side: tokens, f"{side}_segments": ids, f"{side}_positions": position.astype(np.int32)}
+        batch |= {
+            side: tokens,
+            f"{side}_segments": ids,
+            f"{side}_positions": position.astype(np.int32),
+        }
     return batch
 
 
-def loss_of(kernel: str, *, platform: str = "tpu", noise=None, precision="bfloat16", length=128, **keys):
+def loss_of(
+    kernel: str, *, platform: str = "tpu", noise=None, precision="bfloat16", length=128, **keys
+):
     """(loss of packed rows as a function of the parameters, parameters)"""
     model_keys = dict(dropout=0.0, d_model=128, num_heads=2, attention_kernel=kernel) | keys
-    config = small_config(model=model_keys, train=dict(precision=precision), layer_types=dict(window=3))
+    config = small_config(
+        model=model_keys, train=dict(precision=precision), layer_types=dict(window=3)
+    )
     _, _, state, _ = model_and_state(config)
     model = make_model(config, VOCAB, VOCAB, platform=platform)
-    return lambda params: loss_sums(config, model, params, packed_batch(2, length), noise)[0], state.params
+    return lambda params: loss_sums(config, model, params, packed_batch(2, length), noise)[
+        0
+    ], state.params
 
 
 def test_model_with_the_kernel_equals_the_model_with_einsum(calls):
@@ -171,7 +207,8 @@ def test_einsum_stays_where_the_kernel_does_not_apply(calls, keys, fused):
 
 def test_einsum_stays_where_weights_are_collected_and_in_decoding(calls):
     config = small_config(
-        model=dict(dropout=0.0, d_model=128, num_heads=2, attention_kernel="splash"), train=dict(precision="bfloat16")
+        model=dict(dropout=0.0, d_model=128, num_heads=2, attention_kernel="splash"),
+        train=dict(precision="bfloat16"),
     )
     _, _, state, _ = model_and_state(config)
     model = make_model(config, VOCAB, VOCAB, platform="tpu")
@@ -182,7 +219,9 @@ def test_einsum_stays_where_weights_are_collected_and_in_decoding(calls):
     def step():
         cache = model.apply(variables, batch["source"], 128, 128, method="start_cache")
         del calls[:]  # of the encoder
-        return model.apply(variables, batch["source"][:, :128], jnp.asarray(3), cache, method="decode_step")
+        return model.apply(
+            variables, batch["source"][:, :128], jnp.asarray(3), cache, method="decode_step"
+        )
 
     jax.eval_shape(step)
     assert not calls
@@ -199,14 +238,22 @@ def test_einsum_stays_where_weights_are_collected_and_in_decoding(calls):
         ("auto", "gpu", {"train.precision": "float32"}, "einsum", ("train.precision",)),
         ("splash", "tpu", {"train.precision": "float32"}, "einsum", ("train.precision",)),
         ("auto", "gpu", {"model.dropout_attention": 0.1}, "einsum", ("model.dropout_attention",)),
-        ("auto", "gpu", {"model.attention_score": "additive"}, "einsum", ("model.attention_score",)),
+        (
+            "auto",
+            "gpu",
+            {"model.attention_score": "additive"},
+            "einsum",
+            ("model.attention_score",),
+        ),
         ("splash", "gpu", {}, "einsum", ("splash", "gpu")),
         ("cudnn", "tpu", {}, "einsum", ("cudnn", "tpu")),
         ("einsum", "tpu", {}, "einsum", ("model.attention_kernel",)),
     ],
 )
 def test_kernel_is_chosen_by_what_it_computes(wanted, platform, keys, kernel, because):
-    config = small_config(model=dict(attention_kernel=wanted), train=dict(precision="bfloat16")).with_values(keys)
+    config = small_config(
+        model=dict(attention_kernel=wanted), train=dict(precision="bfloat16")
+    ).with_values(keys)
     assert make_model(config, VOCAB, VOCAB, platform=platform).config.attention_kernel == kernel
     found, reason = attention_kernel(config, compute_dtype(config.train.precision), platform)
     assert found == kernel and bool(reason) == (kernel == "einsum")

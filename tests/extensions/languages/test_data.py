@@ -68,7 +68,9 @@ def test_the_token_is_the_first_id_and_never_in_the_targets(corpus):
         assert source[: len(start)] == start and not set(ids) & set(source[len(start) :])
         assert source[-1] == EOS and (not data.tokenizers.joint or not set(ids) & set(target))
     for name, start in (("valid.en-de", to_german), ("valid.de-en", to_english)):
-        assert {int(data.valid[name].source(i)[0]) for i in range(data.valid[name].num_pairs)} == {start}
+        assert {int(data.valid[name].source(i)[0]) for i in range(data.valid[name].num_pairs)} == {
+            start
+        }
 
 
 def test_sides_have_the_languages_of_the_direction(corpus):
@@ -80,7 +82,9 @@ def test_sides_have_the_languages_of_the_direction(corpus):
     assert decode(data.valid["valid.en-de"].source(0).tolist()) == english
     assert decode(data.valid["valid.de-en"].source(0).tolist()) == german
     test = split_store(task_of(config), folder, "de-en", data.tokenizers)
-    assert test.num_pairs == 10 and test.source(0)[0] == data.tokenizers.source.control_symbols.get("<2en>")
+    assert test.num_pairs == 10 and test.source(0)[0] == data.tokenizers.source.control_symbols.get(
+        "<2en>"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +104,17 @@ def test_symbols_count_at_the_beginning_of_a_source_alone(source_tokenizer, word
     ids = [source_tokenizer.control_symbols[symbol] for symbol in symbols]
     text = " ".join(words)
     assert source_tokenizer.encode(text) == [*ids, *source_tokenizer.encode_text(rest)]
-    assert not set(source_tokenizer.control_symbols.values()) & set(source_tokenizer.encode_text(text))
+    assert not set(source_tokenizer.control_symbols.values()) & set(
+        source_tokenizer.encode_text(text)
+    )
     assert source_tokenizer.decode(ids + source_tokenizer.encode_text(rest)) == rest
 
 
 def test_control_symbols_survive_the_file_and_renumbering(tmp_path):
     side = prepared(config_of(), tmp_path).tokenizers.source
-    assert SentencePieceTokenizer(side.data).control_symbols.get("<2de>") == side.control_symbols.get("<2de>")
+    assert SentencePieceTokenizer(side.data).control_symbols.get(
+        "<2de>"
+    ) == side.control_symbols.get("<2de>")
     assert (
         side.pieces([side.control_symbols.get("<2de>")]) == ["<2de>"]
         and side.decode([side.control_symbols.get("<2de>")]) == ""
@@ -123,14 +131,19 @@ def test_control_symbols_survive_the_file_and_renumbering(tmp_path):
     other = SentencePieceTokenizer(model.getvalue())  # with <s>, and other ids than ours
     pieces = other.pieces(range(other.vocab_size))
     assert pieces[:3] == ["<pad>", "</s>", "<unk>"] and "<s>" not in pieces
-    assert pieces[other.control_symbols.get("<2de>")] == "<2de>" and other.encode("a house")[0] not in (0, 1, 2)
+    assert pieces[other.control_symbols.get("<2de>")] == "<2de>" and other.encode("a house")[
+        0
+    ] not in (0, 1, 2)
 
 
-@pytest.mark.parametrize(("key", "symbol"), [("languages.directions", "<2de>"), ("mixtures.tags", "<bt>")])
+@pytest.mark.parametrize(
+    ("key", "symbol"), [("languages.directions", "<2de>"), ("mixtures.tags", "<bt>")]
+)
 def test_given_tokenizers_without_a_symbol_are_refused(key, symbol, tmp_path):
     """Else it would be spelled in pieces, which filters count as text."""
     plain = train_tokenizers(
-        open_source("toy:train:60", source_language="en", target_language="de"), Data(vocab_size=360)
+        open_source("toy:train:60", source_language="en", target_language="de"),
+        Data(vocab_size=360),
     )
     plain.source.save(tmp_path / "plain.model")
     config = config_of(tokenizer_model=tmp_path / "plain.model")
@@ -153,12 +166,16 @@ def test_the_length_limit_counts_the_token(tmp_path):
         store = prepare_split(directed, tokenizers, tmp_path / policy, Policies(12, policy, "drop"))
         lengths = store.source_lengths
         assert lengths.max() <= 12 and store.meta[count] > 0
-        assert all(store.source(i)[0] == tokenizers.source.control_symbols.get("<2de>") for i in range(store.num_pairs))
+        assert all(
+            store.source(i)[0] == tokenizers.source.control_symbols.get("<2de>")
+            for i in range(store.num_pairs)
+        )
 
 
 def test_the_symbol_is_part_of_the_recipe_where_there_is_one():
     side = train_tokenizers(
-        open_source("toy:train:60", source_language="en", target_language="de"), Data(vocab_size=360)
+        open_source("toy:train:60", source_language="en", target_language="de"),
+        Data(vocab_size=360),
     )
     policies = Policies(24, "drop", "drop")
     recipe, digest = recipe_of("f", side, policies)
@@ -170,7 +187,11 @@ def test_the_symbol_is_part_of_the_recipe_where_there_is_one():
 def test_training_text_without_a_symbol_is_refused_where_the_tokenizer_has_them(tmp_path):
     own = prepared(config_of(), tmp_path / "own").tokenizers
     own.source.save(tmp_path / "own.model")
-    keys = {"data.train": "toy:train:30", "data.tokenizer_model": str(tmp_path / "own.model"), "data.vocab_size": "400"}
+    keys = {
+        "data.train": "toy:train:30",
+        "data.tokenizer_model": str(tmp_path / "own.model"),
+        "data.vocab_size": "400",
+    }
     with refused("toy:train:30", "<2de>"):
         prepared(resolve(override(default_config(), keys)), tmp_path / "run")
     (tmp_path / "a.en").write_text("\n<2de> It is late.\n")

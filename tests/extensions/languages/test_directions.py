@@ -8,7 +8,12 @@ from helpers.refusals import refused
 from t2t_flax.config import Config, Data, resolve
 from t2t_flax.data.hooks import control_symbols
 from t2t_flax.extensions.languages import parse_directions
-from t2t_flax.extensions.shared.directions import Direction, codes_of, directions_of, model_directions
+from t2t_flax.extensions.shared.directions import (
+    Direction,
+    codes_of,
+    directions_of,
+    model_directions,
+)
 from t2t_flax.tasks import task_of
 
 TRAIN = "en-de=a.tsv; de-en=b.tsv; en-zh_Hans.web=c.tsv; bt=d.tsv"
@@ -38,17 +43,27 @@ def test_directions_come_from_names_and_entries():
     assert str(codes_of(trained)) == "mul-mul" and codes_of(trained[:1]) == ("en", "de")
     control = ["<2de>", "<2en>", "<2zh_Hans>"]
     assert list(control_symbols(CONFIG)) == control
-    assert list(control_symbols(CONFIG.with_values({"mixtures.tags": "bt=<bt>"}))) == [*control, "<bt>"]
+    assert list(control_symbols(CONFIG.with_values({"mixtures.tags": "bt=<bt>"}))) == [
+        *control,
+        "<bt>",
+    ]
     assert directions_of(CONFIG, ["valid.bt", "bt"]) == [("de", "en")]
 
 
 def test_sources_without_names_are_named_after_their_split():
-    config = config_of("x=de-en,y=fr-en,valid=de-en,test=fr-en", train="x=a.tsv; y=b.tsv", valid="v.tsv", test="t.tsv")
+    config = config_of(
+        "x=de-en,y=fr-en,valid=de-en,test=fr-en",
+        train="x=a.tsv; y=b.tsv",
+        valid="v.tsv",
+        test="t.tsv",
+    )
     assert directions_of(config, ["test", "valid"]) == [("fr", "en"), ("de", "en")]
 
 
 def test_without_directions_there_is_one():
-    config = Config(data=Data(train="clean=a.tsv; bt=b.tsv")).with_values({"mixtures.tags": "bt=<bt>"})
+    config = Config(data=Data(train="clean=a.tsv; bt=b.tsv")).with_values(
+        {"mixtures.tags": "bt=<bt>"}
+    )
     assert not parse_directions(config) and control_symbols(config) == {"<bt>": "mixtures.tags"}
     one = SimpleNamespace(target_languages={})
     assert model_directions(config, one) == ([("en", "de")], [])
@@ -91,8 +106,12 @@ def test_the_metric_of_the_best_checkpoint_exists_in_every_direction():
     """Moses cannot tokenize Chinese: its BLEU would have no mean over these sets."""
     keys = {"train": TRAIN, "valid": "en-de=v.tsv; en-zh_Hans.web=w.tsv", "test": "zero=t.tsv"}
     languages = {"languages": {"directions": DIRECTIONS}}
-    config = resolve({"data": keys, **languages, "eval": {"metric": "tokenized_bleu", "decode_every_steps": 1}})
+    config = resolve(
+        {"data": keys, **languages, "eval": {"metric": "tokenized_bleu", "decode_every_steps": 1}}
+    )
     with refused("config.eval.metric", "tokenized_bleu"):
         task_of(config).validate_config()
-    config = resolve({"data": keys, **languages, "eval": {"metric": "chrf", "decode_every_steps": 1}})
+    config = resolve(
+        {"data": keys, **languages, "eval": {"metric": "chrf", "decode_every_steps": 1}}
+    )
     task_of(config).validate_config()

@@ -20,14 +20,24 @@ from t2t_flax.training.setup import validation_loss
 from t2t_flax.training.train_state import init_state
 
 DATA = DIRECTIONS | dict(
-    valid="en-de=toy:valid:12; de-en=toy:valid:9", test="en-de=toy:test:6; de-en=toy:test:5; same=toy:test:4"
+    valid="en-de=toy:valid:12; de-en=toy:valid:9",
+    test="en-de=toy:test:6; de-en=toy:test:5; same=toy:test:4",
 )
 LINES = [source for source, _ in toy.pairs("test", 5)]
 
 
 def config_of(steps=6, **groups):
-    keys = dict(data=DATA, languages=LANGUAGES, eval=dict(every_steps=3), checkpoint=dict(every_steps=3, keep_best=1))
-    return tiny_run("", steps=steps, **{name: keys.get(name, {}) | groups.get(name, {}) for name in keys | groups})
+    keys = dict(
+        data=DATA,
+        languages=LANGUAGES,
+        eval=dict(every_steps=3),
+        checkpoint=dict(every_steps=3, keep_best=1),
+    )
+    return tiny_run(
+        "",
+        steps=steps,
+        **{name: keys.get(name, {}) | groups.get(name, {}) for name in keys | groups},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +63,9 @@ def test_validation_is_that_of_each_source_alone_and_their_mean(tmp_path, cache)
         one = start(config_of(data=dict(valid=f"{name}={spec}")), tmp_path / name, cache)
         alone[name] = validation_loss(one)(params, lambda: None)
         for metric in ("nll", "loss", "accuracy"):
-            assert values[f"{metric}/{name}"] == alone[name][metric] == alone[name][f"{metric}/{name}"]
+            assert (
+                values[f"{metric}/{name}"] == alone[name][metric] == alone[name][f"{metric}/{name}"]
+            )
     for metric in ("nll", "loss", "accuracy"):
         assert values[metric] == np.mean([alone[name][metric] for name in alone])
 
@@ -63,7 +75,9 @@ def test_decoding_validates_each_direction_with_its_own_languages(workdir, cache
     params = init_state(setup.config, setup.model, setup.tx, setup.mesh)[0].params
     values = validation_score(setup)(params)
     assert set(values) == {"valid_bleu", "valid_bleu/en-de", "valid_bleu/de-en"}
-    assert values["valid_bleu"] == pytest.approx((values["valid_bleu/en-de"] + values["valid_bleu/de-en"]) / 2)
+    assert values["valid_bleu"] == pytest.approx(
+        (values["valid_bleu/en-de"] + values["valid_bleu/de-en"]) / 2
+    )
 
 
 def to(language, lines=LINES):
@@ -71,15 +85,23 @@ def to(language, lines=LINES):
 
 
 def test_the_target_language_decides_and_batch_mates_do_not(run):
-    lines = [f"<2{language}> {line}" for line, language in zip(LINES, ["de", "en", "de", "en", "en"], strict=True)]
+    lines = [
+        f"<2{language}> {line}"
+        for line, language in zip(LINES, ["de", "en", "de", "en", "en"], strict=True)
+    ]
     for line, together in zip(lines, run.translate(lines), strict=True):
         (alone,) = run.translate([line])
         assert alone.hypotheses[0].tokens == together.hypotheses[0].tokens
         assert alone.hypotheses[0].score == pytest.approx(together.hypotheses[0].score, rel=1e-5)
-    scores = {language: run.score(list(zip(to(language), LINES, strict=True))) for language in ("de", "en")}
+    scores = {
+        language: run.score(list(zip(to(language), LINES, strict=True)))
+        for language in ("de", "en")
+    }
     assert all(a.log_prob != b.log_prob for a, b in zip(scores["de"], scores["en"], strict=True))
     both = run.score([(f"<2{language}> {LINES[0]}", LINES[0]) for language in ("de", "en")])
-    assert [s.log_prob for s in both] == pytest.approx([scores["de"][0].log_prob, scores["en"][0].log_prob], rel=1e-5)
+    assert [s.log_prob for s in both] == pytest.approx(
+        [scores["de"][0].log_prob, scores["en"][0].log_prob], rel=1e-5
+    )
 
 
 def test_the_choice_is_required_and_checked(workdir, run):
@@ -124,9 +146,16 @@ def test_commands_take_the_target_language(workdir, tmp_path, run):
     assert main(["translate", *words, f"--input={tmp_path / 'in'}", f"--output={output}"]) == 0
     expected = [t.text for t in run.translate(to("en"))]
     assert output.read_text().splitlines() == expected
-    aligned = [*words, "--alignments=hard", "--config.alignments.layer=1", f"--output={tmp_path / 'aligned'}"]
+    aligned = [
+        *words,
+        "--alignments=hard",
+        "--config.alignments.layer=1",
+        f"--output={tmp_path / 'aligned'}",
+    ]
     assert main(["translate", *aligned, f"--input={tmp_path / 'in'}"]) == 0
-    assert [line.split(" ||| ")[0] for line in (tmp_path / "aligned").read_text().splitlines()] == expected
+    assert [
+        line.split(" ||| ")[0] for line in (tmp_path / "aligned").read_text().splitlines()
+    ] == expected
     scores = tmp_path / "scores"
     pair = f"--source={tmp_path / 'in'}", f"--target={tmp_path / 'in'}"
     assert main(["score", *words, *pair, f"--output={scores}"]) == 0
@@ -140,9 +169,16 @@ def test_records_have_the_languages_of_their_direction(workdir, tmp_path, run, c
     flags = [f"--config.{key}={value}" for key, value in SHORT_SEARCH.items()]
     assert main(["evaluate", f"--workdir={copy}", *flags]) == 0
     printed = capsys.readouterr().out
-    records = {path.stem.partition("-6")[0]: json.loads(path.read_text()) for path in (copy / "eval").glob("*.json")}
+    records = {
+        path.stem.partition("-6")[0]: json.loads(path.read_text())
+        for path in (copy / "eval").glob("*.json")
+    }
     assert set(records) == {"en-de", "de-en", "same"}
-    for name, (source, target) in {"en-de": ("en", "de"), "de-en": ("de", "en"), "same": ("en", "de")}.items():
+    for name, (source, target) in {
+        "en-de": ("en", "de"),
+        "de-en": ("de", "en"),
+        "same": ("en", "de"),
+    }.items():
         data = records[name]["data"]
         assert (data["direction"], data["zero_shot"]) == (f"{source}-{target}", False)
         config = records[name]["config"]["data"]
@@ -173,7 +209,11 @@ def test_validation_sets_are_evaluated_by_name(workdir, tmp_path, run, monkeypat
 def test_a_direction_without_training_text_is_zero_shot(run, tmp_path):
     """German to German: no source has it, and the model has its token."""
     (tmp_path / "t.tsv").write_text("Ja.\tJa.\nNein.\tNein.\n")
-    keys = {"data.test": "zero=t.tsv", "data.root": str(tmp_path), "languages.directions": "by_name, zero=de-de"}
+    keys = {
+        "data.test": "zero=t.tsv",
+        "data.root": str(tmp_path),
+        "languages.directions": "by_name, zero=de-de",
+    }
     zero = dataclasses.replace(run, config=run.config.with_values(keys), workdir=tmp_path)
     record, _ = evaluate(zero, "zero")
     assert record["data"]["zero_shot"] is True and record["data"]["direction"] == "de-de"
@@ -181,11 +221,23 @@ def test_a_direction_without_training_text_is_zero_shot(run, tmp_path):
 
 def test_the_table_keeps_zero_shot_apart():
     def record(direction, bleu, zero_shot=False, ter=True):
-        scores = {"sacrebleu": {"score": bleu, "signature": "nrefs:1|tok:13a|x:y"}, "chrf": {"score": 1.0}}
+        scores = {
+            "sacrebleu": {"score": bleu, "signature": "nrefs:1|tok:13a|x:y"},
+            "chrf": {"score": 1.0},
+        }
         scores |= {"ter": {"score": 90.0}} if ter else {}
-        return {"split": direction, "scores": scores, "data": {"direction": direction, "zero_shot": zero_shot}}
+        return {
+            "split": direction,
+            "scores": scores,
+            "data": {"direction": direction, "zero_shot": zero_shot},
+        }
 
-    rows = [record("en-de", 10.0), record("de-fr", 2.0, True), record("fr-en", 20.0), record("en-th", 6.0, ter=False)]
+    rows = [
+        record("en-de", 10.0),
+        record("de-fr", 2.0, True),
+        record("fr-en", 20.0),
+        record("en-th", 6.0, ter=False),
+    ]
     assert direction_table(rows).splitlines() == [
         "| direction | set | sacreBLEU | chrF | tokenizer of sacreBLEU |",
         "| --- | --- | ---: | ---: | --- |",

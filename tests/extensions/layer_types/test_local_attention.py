@@ -24,7 +24,9 @@ def layer(window, *, causal=False, **keys):
 
 
 def parameters(module, length=8):
-    return jax.jit(module.init)(jax.random.key(0), jnp.ones((1, length, D)), inputs(jnp.ones((1, length), jnp.int32)))
+    return jax.jit(module.init)(
+        jax.random.key(0), jnp.ones((1, length, D)), inputs(jnp.ones((1, length), jnp.int32))
+    )
 
 
 def inputs(segments, noise=None):
@@ -40,12 +42,19 @@ def rows(count, length, seed=0):
     cuts = np.sort(rng.integers(1, length, (count, 4)), axis=1)
     segments = (np.arange(length)[None, :, None] >= cuts[:, None]).sum(-1) + 1
     segments[segments == 5] = 0
-    return jnp.asarray(rng.normal(size=(count, length, D)), jnp.float32), jnp.asarray(segments, jnp.int32)
+    return jnp.asarray(rng.normal(size=(count, length, D)), jnp.float32), jnp.asarray(
+        segments, jnp.int32
+    )
 
 
 @pytest.mark.parametrize(
     ("score", "causal", "window", "length"),
-    [("scaled_dot", False, 1, 40), ("scaled_dot", True, 25, 61), ("dot", True, 7, 45), ("additive", False, 17, 64)],
+    [
+        ("scaled_dot", False, 1, 40),
+        ("scaled_dot", True, 25, 61),
+        ("dot", True, 7, 45),
+        ("additive", False, 17, 64),
+    ],
 )
 def test_bands_equal_the_masked_full_matrix(score, causal, window, length):
     """Output and gradient of every real position, with segments and padding. Collecting weights selects the masked path."""

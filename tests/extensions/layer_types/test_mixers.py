@@ -38,16 +38,23 @@ ROWS, ROW = 24, 48  # long enough for bands in encoder and decoder
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in KINDS]
+    scope="module",
+    params=[pytest.param(kind, marks=[pytest.mark.slow] * (kind in SLOW)) for kind in KINDS],
 )
 def model_and_params(request):
     """(model, params), biases and norms away from 0 and 1."""
     model = make_model(
-        small_config(model=KINDS[request.param] | dict(dropout=0.0), layer_types=dict(window=5)), VOCAB, VOCAB
+        small_config(model=KINDS[request.param] | dict(dropout=0.0), layer_types=dict(window=5)),
+        VOCAB,
+        VOCAB,
     )
     noise = 0.2 * np.random.default_rng(7).normal(size=10_000).astype(np.float32)
-    params = jax.jit(lambda: nn.unbox(model.init(jax.random.key(0), rows_alone([([1], [1])], 8))["params"]))()
-    return model, jax.tree.map(lambda x: x + noise[: x.size].reshape(x.shape) if x.ndim == 1 else x, params)
+    params = jax.jit(
+        lambda: nn.unbox(model.init(jax.random.key(0), rows_alone([([1], [1])], 8))["params"])
+    )()
+    return model, jax.tree.map(
+        lambda x: x + noise[: x.size].reshape(x.shape) if x.ndim == 1 else x, params
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4))
@@ -59,7 +66,9 @@ def start_cache(model, params, source, beams, length):
 def _scored(model, params, batch):
     def total(params):
         logits = model.apply({"params": params}, batch)
-        gold = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["target"][..., None], -1)[..., 0]
+        gold = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["target"][..., None], -1)[
+            ..., 0
+        ]
         gold = gold * (batch["target_segments"] > 0)
         return gold.sum(), (gold, logits)
 
@@ -68,7 +77,9 @@ def _scored(model, params, batch):
 
 def scored(model, params, batch):
     """(sum, each [B, T]) of the targets' log-probabilities, logits, gradient of the sum; one shape for all tests."""
-    batch = {k: np.pad(x, [(0, ROWS - x.shape[0]), (0, ROW - x.shape[1])]) for k, x in batch.items()}
+    batch = {
+        k: np.pad(x, [(0, ROWS - x.shape[0]), (0, ROW - x.shape[1])]) for k, x in batch.items()
+    }
     (total, (gold, logits)), grads = _scored(model, params, batch)
     return total, gold, logits, grads
 
@@ -77,7 +88,9 @@ def test_packed_pairs_have_the_scores_and_gradients_of_single_pairs(model_and_pa
     model, params = model_and_params
     pairs = random_pairs(ROWS, longest=22)
     store = write_store(tmp_path / "store", pairs)
-    ((_, batches),) = validation_batches(store, small_config(data=dict(pack_length=ROW, batch_tokens=ROWS * ROW)).data)
+    ((_, batches),) = validation_batches(
+        store, small_config(data=dict(pack_length=ROW, batch_tokens=ROWS * ROW)).data
+    )
     (batch,) = batches()
     arrays = {k: np.asarray(x)[0] for k, x in put_batch(batch, devices_mesh()).arrays.items()}
     assert arrays["target_segments"].max() >= 3
@@ -85,9 +98,13 @@ def test_packed_pairs_have_the_scores_and_gradients_of_single_pairs(model_and_pa
     packed, *_, grads = scored(model, params, arrays)
     separate, *_, grads_alone = scored(model, params, rows_alone(pairs, ROW))
     np.testing.assert_allclose(packed, separate, rtol=1e-6)
-    for (path, a), b in zip(jax.tree.leaves_with_path(grads), jax.tree.leaves(grads_alone), strict=True):
+    for (path, a), b in zip(
+        jax.tree.leaves_with_path(grads), jax.tree.leaves(grads_alone), strict=True
+    ):
         scale = float(jnp.abs(b).max())
-        np.testing.assert_allclose(a, b, atol=2e-4 * scale + 1e-6, err_msg=jax.tree_util.keystr(path))
+        np.testing.assert_allclose(
+            a, b, atol=2e-4 * scale + 1e-6, err_msg=jax.tree_util.keystr(path)
+        )
         assert scale > 0, f"no gradient reaches {jax.tree_util.keystr(path)}"
 
 
@@ -95,11 +112,16 @@ def test_cached_decoding_equals_recomputing_the_prefix(model_and_params):
     """With a cache that grows in between, as in a search."""
     model, params = model_and_params
     targets = [target for _, target in random_pairs(3, longest=40, seed=1)]
-    pairs = [(source, target) for (source, _), target in zip(random_pairs(3, longest=12), targets, strict=True)]
+    pairs = [
+        (source, target)
+        for (source, _), target in zip(random_pairs(3, longest=12), targets, strict=True)
+    ]
     batch = rows_alone(pairs, ROW)
     *_, full, _ = scored(model, params, batch)
     cache = start_cache(model, params, batch["source"][:, :16], 3, 8)
-    decode_step = jax.jit(lambda *args: model.apply({"params": params}, *args, method="decode_step"))
+    decode_step = jax.jit(
+        lambda *args: model.apply({"params": params}, *args, method="decode_step")
+    )
     for position in range(max(map(len, targets))):
         if position == 8:
             cache |= {"self": grow(cache["self"], ROW)}
@@ -132,7 +154,11 @@ def test_convolutions_add_the_inputs_at_their_offsets(mixer, depth, causal, offs
     out, variables = jax.jit(module.init_with_output)(jax.random.key(1), x, one_segment(20))
     kernel = np.asarray(nn.unbox(variables)["params"]["taps"]["kernel"])
     for t in range(20):
-        seen = [(x[0, t + offset], tap) for offset, tap in zip(offsets, kernel, strict=True) if 0 <= t + offset < 20]
+        seen = [
+            (x[0, t + offset], tap)
+            for offset, tap in zip(offsets, kernel, strict=True)
+            if 0 <= t + offset < 20
+        ]
         np.testing.assert_allclose(out[0, t], sum(row @ tap for row, tap in seen), atol=1e-5)
 
 

@@ -41,10 +41,14 @@ def reference(kind: str) -> np.ndarray:
     return losses({"grouped": GROUPED, "multi-query": MULTI_QUERY}[kind])
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((1, 4, 2), marks=pytest.mark.drill)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 2, 2), pytest.param((1, 4, 2), marks=pytest.mark.drill)], ids=str
+)
 @pytest.mark.slow
 def test_grouped_heads_train_the_same_on_any_mesh(shape):
-    np.testing.assert_allclose(losses(GROUPED, shape=shape, remat="full"), reference("grouped"), rtol=1e-5)
+    np.testing.assert_allclose(
+        losses(GROUPED, shape=shape, remat="full"), reference("grouped"), rtol=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -57,7 +61,9 @@ def test_multi_query_head_is_replicated_over_a_tensor_axis():
 @pytest.mark.slow
 def test_bfloat16_with_remat_stays_close(kind):
     model = {"grouped": GROUPED, "multi-query": MULTI_QUERY}[kind]
-    np.testing.assert_allclose(losses(model, precision="bfloat16", remat="dots"), reference(kind), rtol=0.02)
+    np.testing.assert_allclose(
+        losses(model, precision="bfloat16", remat="dots"), reference(kind), rtol=0.02
+    )
 
 
 def test_grouped_key_heads_are_divided_over_a_tensor_axis():
@@ -65,7 +71,10 @@ def test_grouped_key_heads_are_divided_over_a_tensor_axis():
     model, tx = make_model(config, 37, 37), make_optimizer(config)
     _, shardings = abstract_state(config, model, tx, mesh)
     for name in ("query", "key", "value"):
-        assert shardings.params["encoder_0"]["self_attention"][name]["kernel"].spec[:2] == ("fsdp", "tensor")
+        assert shardings.params["encoder_0"]["self_attention"][name]["kernel"].spec[:2] == (
+            "fsdp",
+            "tensor",
+        )
 
 
 def test_one_key_head_does_not_divide_over_a_tensor_axis():
@@ -84,8 +93,19 @@ REFUSED = [
     ({"model.mixer": "local_attention", "layer_types.window": 4}, "layer_types.window"),
     ({"model.mixer": "gru", "layer_types.window": 5}, "layer_types.window gru"),
     ({"model.mixer": "conv", "layer_types.conv_kernel_size": 4}, "layer_types.conv_kernel_size"),
-    ({"model.mixer": "lstm", "layer_types.conv_kernel_size": 5}, "layer_types.conv_kernel_size lstm"),
-    ({"model.mixer": "lstm", "model.d_model": 15, "model.num_heads": 5, "model.position": "none"}, "model.d_model"),
+    (
+        {"model.mixer": "lstm", "layer_types.conv_kernel_size": 5},
+        "layer_types.conv_kernel_size lstm",
+    ),
+    (
+        {
+            "model.mixer": "lstm",
+            "model.d_model": 15,
+            "model.num_heads": 5,
+            "model.position": "none",
+        },
+        "model.d_model",
+    ),
     ({"model.mixer": "rnn"}, "model.mixer dilated_conv"),
 ]
 

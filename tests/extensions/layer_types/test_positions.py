@@ -30,7 +30,9 @@ def test_rotary_is_a_rotation_by_position_times_frequency():
     np.testing.assert_allclose(w / z, np.exp(7j * 1000.0 ** (-np.arange(3) / 3)), atol=1e-5)
     low = positions.rotary(x.astype(jnp.bfloat16), jnp.array([1007]), 1000.0)
     assert low.dtype == jnp.bfloat16
-    np.testing.assert_allclose(low.astype(jnp.float32), positions.rotary(x, jnp.array([1007]), 1000.0), atol=0.03)
+    np.testing.assert_allclose(
+        low.astype(jnp.float32), positions.rotary(x, jnp.array([1007]), 1000.0), atol=0.03
+    )
 
 
 def test_alibi_slopes_for_any_number_of_heads():

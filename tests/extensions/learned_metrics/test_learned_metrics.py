@@ -32,7 +32,8 @@ from t2t_flax.tasks import Predictions, task_of
 COMET_PYTHON = os.environ.get("T2T_FLAX_COMET", "")
 """The interpreter of an environment with unbabel-comet."""
 needs_comet = pytest.mark.skipif(
-    not COMET_PYTHON, reason="needs unbabel-comet: T2T_FLAX_COMET=INTERPRETER of an environment that has it"
+    not COMET_PYTHON,
+    reason="needs unbabel-comet: T2T_FLAX_COMET=INTERPRETER of an environment that has it",
 )
 STAND_IN = '''
 """A stand-in for unbabel-comet: the score is the share of the reference's words that the translation has."""
@@ -53,7 +54,9 @@ def download_model(name):
 def load_from_checkpoint(path):
     return Model()
 '''
-TORCH = "float32 = bfloat16 = float16 = None\nclass cuda: is_available = staticmethod(lambda: False)\n"
+TORCH = (
+    "float32 = bfloat16 = float16 = None\nclass cuda: is_available = staticmethod(lambda: False)\n"
+)
 
 
 @pytest.fixture
@@ -62,7 +65,9 @@ def environments(tmp_path):
     folder = tmp_path / "environments"
     site = folder / "site"
     (site / "unbabel_comet-2.2.7.dist-info").mkdir(parents=True)
-    (site / "unbabel_comet-2.2.7.dist-info" / "METADATA").write_text("Name: unbabel-comet\nVersion: 2.2.7\n")
+    (site / "unbabel_comet-2.2.7.dist-info" / "METADATA").write_text(
+        "Name: unbabel-comet\nVersion: 2.2.7\n"
+    )
     (site / "comet.py").write_text(STAND_IN)
     (site / "torch.py").write_text(TORCH)
     python = folder / PACKAGES["comet"].folder / "bin" / "python"
@@ -86,7 +91,10 @@ def test_scores_and_their_mean_and_what_a_record_says_of_them(environments):
     entry = statistics.entry()
     assert entry["sentences"] == [100.0, 25.0, 0.0]
     assert entry["score"] == pytest.approx(125 / 3, abs=1e-4)
-    assert entry["signature"] == "model:Unbabel/wmt22-comet-da|package:unbabel-comet 2.2.7|precision:float32|device:cpu"
+    assert (
+        entry["signature"]
+        == "model:Unbabel/wmt22-comet-da|package:unbabel-comet 2.2.7|precision:float32|device:cpu"
+    )
     assert entry["licence"] == "not stated"
     again = of_entry(json.loads(json.dumps(entry)))
     assert again.corpus_score == statistics.corpus_score and again.entry() == entry
@@ -101,7 +109,9 @@ def test_tokenized_text_is_scored_as_plain_text(environments, monkeypatch):
         return {"scores": [0.5] * len(samples), "model": "m"}
 
     monkeypatch.setattr(metrics, "score_sentences", score)
-    predictions = Predictions(["es ist &apos; spät &apos; ."], [["es ist spät ."]], ["it &apos;s late ."])
+    predictions = Predictions(
+        ["es ist &apos; spät &apos; ."], [["es ist spät ."]], ["it &apos;s late ."]
+    )
     config = config_with(environments).with_values({"data.pretokenized": True})
     entry = COMET.statistics(predictions, config).entry()
     assert asked == [{"src": "it's late.", "mt": "es ist 'spät'.", "ref": "es ist spät."}]
@@ -126,7 +136,9 @@ def test_of_several_references_the_mean_counts(environments):
 )
 def test_a_model_that_does_not_score_is_refused(environments, model, output, names):
     with refused(*names):
-        COMET.statistics(Predictions([output], [["x"]], ["a"]), config_with(environments, comet=model))
+        COMET.statistics(
+            Predictions([output], [["x"]], ["a"]), config_with(environments, comet=model)
+        )
 
 
 def test_a_missing_model_is_refused_before_anything_is_decoded(environments):
@@ -140,11 +152,19 @@ def test_a_missing_model_is_refused_before_anything_is_decoded(environments):
 
 
 def test_an_environment_that_cannot_be_made_is_named_and_leaves_nothing(tmp_path, monkeypatch):
-    failed = subprocess.CompletedProcess([], 1, "", "ERROR: No matching distribution found for unbabel-comet==2.2.7")
-    monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process.venv.create", lambda *_, **__: None)
-    monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process.subprocess.run", lambda *_, **__: failed)
+    failed = subprocess.CompletedProcess(
+        [], 1, "", "ERROR: No matching distribution found for unbabel-comet==2.2.7"
+    )
+    monkeypatch.setattr(
+        "t2t_flax.extensions.learned_metrics.process.venv.create", lambda *_, **__: None
+    )
+    monkeypatch.setattr(
+        "t2t_flax.extensions.learned_metrics.process.subprocess.run", lambda *_, **__: failed
+    )
     with refused("unbabel-comet==2.2.7", "No matching") as error:
-        prepare_environment(PACKAGES["comet"], LearnedMetrics(environments=str(tmp_path / "a folder")))
+        prepare_environment(
+            PACKAGES["comet"], LearnedMetrics(environments=str(tmp_path / "a folder"))
+        )
     assert not list((tmp_path / "a folder").iterdir())
     words = shlex.split(str(error.value))
     assert words[words.index("venv") + 1] == str(tmp_path / "a folder" / PACKAGES["comet"].folder)
@@ -164,7 +184,9 @@ def test_an_environment_that_another_process_made_meanwhile_is_used(tmp_path, mo
         (home / "bin" / "python").touch()
         return subprocess.CompletedProcess([], 0)
 
-    monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process.venv.create", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "t2t_flax.extensions.learned_metrics.process.venv.create", lambda *_, **__: None
+    )
     monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process.subprocess.run", install)
     group = LearnedMetrics(environments=str(tmp_path))
     assert prepare_environment(PACKAGES["comet"], group) == str(home / "bin" / "python")
@@ -179,14 +201,18 @@ def test_an_environment_that_another_process_made_meanwhile_is_used(tmp_path, mo
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027])
-def test_the_environment_of_a_shared_folder_has_the_permissions_of_the_umask(tmp_path, monkeypatch, umask):
+def test_the_environment_of_a_shared_folder_has_the_permissions_of_the_umask(
+    tmp_path, monkeypatch, umask
+):
     def create(folder, **_):
         (folder / "bin").mkdir(parents=True)
         (folder / "bin" / "python").touch()
 
     monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process.venv.create", create)
     done = subprocess.CompletedProcess([], 0)
-    monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process.subprocess.run", lambda *_, **__: done)
+    monkeypatch.setattr(
+        "t2t_flax.extensions.learned_metrics.process.subprocess.run", lambda *_, **__: done
+    )
     before = os.umask(umask)
     try:
         prepare_environment(PACKAGES["comet"], LearnedMetrics(environments=str(tmp_path)))
@@ -209,14 +235,18 @@ def test_a_model_from_elsewhere_runs_no_program_of_its_own(environments, tmp_pat
     """The metric runs in the environment of the user."""
     monkeypatch.chdir(tmp_path)
     folder = foreign_model(
-        tmp_path / "model", {"learned_metrics.names": "comet", "learned_metrics.environments": "model/environments"}
+        tmp_path / "model",
+        {"learned_metrics.names": "comet", "learned_metrics.environments": "model/environments"},
     )
     python = folder / "environments" / PACKAGES["comet"].folder / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f"#!/bin/sh\ntouch {tmp_path / 'RUN'}\n")
     python.chmod(0o755)
     monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process._DEFAULT", str(environments))
-    assert COMET.statistics(Predictions(["x y"], [["x y"]], ["a"]), stored_config(folder)).corpus_score == 100.0
+    assert (
+        COMET.statistics(Predictions(["x y"], [["x y"]], ["a"]), stored_config(folder)).corpus_score
+        == 100.0
+    )
     assert not (tmp_path / "RUN").exists()
 
 
@@ -240,7 +270,9 @@ def test_one_process_computes_them_for_all(environments):
 
     def scores(group, model="some"):
         predictions = Predictions(["x y"], [["x y"]], ["a"])
-        return compute_scores(config_with(environments, comet=model), [metric], predictions, group=group)
+        return compute_scores(
+            config_with(environments, comet=model), [metric], predictions, group=group
+        )
 
     first, second = run_processes(2, scores)
     assert first == second and first["comet"]["score"] == 100.0 and len(asked) == 1
@@ -264,7 +296,9 @@ def test_names_and_task_are_checked():
 
 
 @pytest.mark.slow
-def test_evaluate_writes_them_and_compare_tests_their_difference(environments, tmp_path, monkeypatch, capsys):
+def test_evaluate_writes_them_and_compare_tests_their_difference(
+    environments, tmp_path, monkeypatch, capsys
+):
     without_search(monkeypatch)
     flags = [
         "--workdir=pretrained:toy",
@@ -338,8 +372,12 @@ def test_scores_are_those_of_the_package(tiny_models, name):
     config = Config().with_extensions({"learned_metrics": group})
     (metric,) = (metric for metric in task_of(config).metrics if metric.name == name)
     samples = expected["samples"]
-    predictions = Predictions([s["mt"] for s in samples], [[s["ref"] for s in samples]], [s["src"] for s in samples])
+    predictions = Predictions(
+        [s["mt"] for s in samples], [[s["ref"] for s in samples]], [s["src"] for s in samples]
+    )
     entry = metric.statistics(predictions, config).entry()
     scale = 1 if name == "metricx" else 100
-    assert entry["sentences"] == pytest.approx([scale * score for score in expected[name]], abs=2e-3)
+    assert entry["sentences"] == pytest.approx(
+        [scale * score for score in expected[name]], abs=2e-3
+    )
     assert len(set(entry["sentences"])) == len(samples) and entry["licence"] == "apache-2.0"

@@ -45,7 +45,9 @@ def main(folder: Path) -> None:
     XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(encoder)
     expected: dict = {"samples": SAMPLES}
     for name, kind in (("comet", RegressionMetric), ("kiwi", ReferencelessRegression)):
-        model = kind(pretrained_model=str(encoder), hidden_sizes=[8], local_files_only=True, dropout=0.0)
+        model = kind(
+            pretrained_model=str(encoder), hidden_sizes=[8], local_files_only=True, dropout=0.0
+        )
         (folder / name / "checkpoints").mkdir(parents=True)
         (folder / name / "hparams.yaml").write_text(yaml.safe_dump(dict(model.hparams)))
         (folder / name / "README.md").write_text(CARD)
@@ -55,7 +57,8 @@ def main(folder: Path) -> None:
         torch.save(checkpoint, folder / name / "checkpoints" / "model.ckpt")
         # One by one, without padding: the process scores them in batches.
         expected[name] = [
-            float(model.predict([s], gpus=0, num_workers=0, progress_bar=False)["scores"][0]) for s in SAMPLES
+            float(model.predict([s], gpus=0, num_workers=0, progress_bar=False)["scores"][0])
+            for s in SAMPLES
         ]
     expected["metricx"] = make_metricx(folder / "metricx", folder / "spm.model")
     (folder / "expected.json").write_text(json.dumps(expected))
@@ -76,17 +79,24 @@ def make_metricx(folder: Path, pieces: Path) -> list[float]:
         dropout_rate=0.0,
     )
     model = MT5ForConditionalGeneration(config).eval()
-    texts = ["source: {src} candidate: {mt} reference: {ref}".format(**sample) for sample in SAMPLES]
+    texts = [
+        "source: {src} candidate: {mt} reference: {ref}".format(**sample) for sample in SAMPLES
+    ]
     inputs = [torch.tensor([tokenizer(text).input_ids[:-1]]) for text in texts]
     first = torch.tensor([[0]])
     with torch.no_grad():
         hidden = [
-            model(input_ids=ids, decoder_input_ids=first, output_hidden_states=True).decoder_hidden_states[-1][0, 0]
+            model(
+                input_ids=ids, decoder_input_ids=first, output_hidden_states=True
+            ).decoder_hidden_states[-1][0, 0]
             for ids in inputs
         ]
         # Towards the first state, so that scores are positive: 12 for the first sentence.
         model.lm_head.weight[250089] = 12 * hidden[0] / (hidden[0] @ hidden[0])
-        scores = [float(model(input_ids=ids, decoder_input_ids=first).logits[0, 0, 250089]) for ids in inputs]
+        scores = [
+            float(model(input_ids=ids, decoder_input_ids=first).logits[0, 0, 250089])
+            for ids in inputs
+        ]
     assert all(0 < score < 25 for score in scores), scores
     model.save_pretrained(folder)
     (folder / "README.md").write_text(CARD)

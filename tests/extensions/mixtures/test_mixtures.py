@@ -35,7 +35,9 @@ POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
 def config_of(train="clean=a.tsv; bt=b.tsv", data=(), **keys) -> Config:
     """keys: of mixtures."""
     data = dataclasses.replace(DATA, train=train, **dict(data))
-    return Config(data=data).with_values({f"mixtures.{name}": value for name, value in keys.items()})
+    return Config(data=data).with_values(
+        {f"mixtures.{name}": value for name, value in keys.items()}
+    )
 
 
 def batches_of(store, seed=0, data=(), **keys) -> Batches:
@@ -60,7 +62,9 @@ def mixtures_of(store, config) -> list:
 
 
 def visits_of(mixture, windows) -> Counter:
-    return Counter(np.concatenate([mixture.samples(window).pairs for window in range(windows)]).tolist())
+    return Counter(
+        np.concatenate([mixture.samples(window).pairs for window in range(windows)]).tolist()
+    )
 
 
 @given(
@@ -70,14 +74,18 @@ def visits_of(mixture, windows) -> Counter:
     windows=st.integers(1, 4),
 )
 @settings(max_examples=200, deadline=None)
-def test_pairs_of_a_source_are_seen_equally_often_and_shares_are_kept(pairs, shares, temperature, windows):
+def test_pairs_of_a_source_are_seen_equally_often_and_shares_are_kept(
+    pairs, shares, temperature, windows
+):
     names = [f"s{i}" for i in range(len(pairs))]
     weights = dict(zip(names, shares, strict=False))
     keys = dict(temperature=temperature)
     if temperature is None:
         keys = dict(shares=", ".join(f"{name}={weight}" for name, weight in weights.items()))
     else:
-        weights = {name: count ** (1 / temperature) for name, count in zip(names, pairs, strict=True)}
+        weights = {
+            name: count ** (1 / temperature) for name, count in zip(names, pairs, strict=True)
+        }
     config = config_of(train="; ".join(f"{name}=x.tsv" for name in names), **keys)
 
     class Store:
@@ -90,7 +98,9 @@ def test_pairs_of_a_source_are_seen_equally_often_and_shares_are_kept(pairs, sha
     for i, name in enumerate(names):
         of_source = [drawn[pair] for pair in np.flatnonzero(source == i)]
         assert max(of_source) - min(of_source) <= 1, "the pairs of a source are seen equally often"
-        assert sum(of_source) == pytest.approx(weights[name] / total * drawn.total(), abs=len(pairs) + 1)
+        assert sum(of_source) == pytest.approx(
+            weights[name] / total * drawn.total(), abs=len(pairs) + 1
+        )
 
 
 @given(
@@ -103,10 +113,14 @@ def test_pairs_of_a_source_are_seen_equally_often_and_shares_are_kept(pairs, sha
 def test_pairs_are_seen_equally_often_over_phases(pairs, weights, lengths, seed):
     """Together with what is left for a next phase, the visits of two pairs of a source differ by at most one."""
     names = [f"s{i}" for i in range(len(pairs))]
-    of_phases = [", ".join(f"{n}={w}" for n, w in zip(names, one, strict=False) if w) for one in weights]
+    of_phases = [
+        ", ".join(f"{n}={w}" for n, w in zip(names, one, strict=False) if w) for one in weights
+    ]
     of_phases = [one or f"{names[0]}=1" for one in of_phases]
     starts = np.cumsum([0, *lengths])[: len(of_phases)]
-    shares = "; ".join(f"{start}: {one}" if start else one for start, one in zip(starts, of_phases, strict=True))
+    shares = "; ".join(
+        f"{start}: {one}" if start else one for start, one in zip(starts, of_phases, strict=True)
+    )
     store = Lengths(*np.random.default_rng(seed).integers(2, 20, (2, sum(pairs))))
     store.pairs_of_sources = pairs
     config = config_of(train="; ".join(f"{name}=x.tsv" for name in names), shares=shares)
@@ -151,7 +165,10 @@ def test_shares_change_at_the_given_update(store):
     batches = batches_of(store, shares="clean=1; 5: bt=1; 9: clean=1, bt=1")
     assert all(set(sources_of(batches.batch(k))) == {"clean"} for k in range(5))
     assert all(set(sources_of(batches.batch(k))) == {"bt"} for k in range(5, 9))
-    assert set(sum((sources_of(batches.batch(k)) for k in range(9, 40)), Counter())) == {"clean", "bt"}
+    assert set(sum((sources_of(batches.batch(k)) for k in range(9, 40)), Counter())) == {
+        "clean",
+        "bt",
+    }
     assert all(batches.batch(k).shape in batches.shapes for k in range(40))
 
 
@@ -160,7 +177,9 @@ def test_the_rest_of_a_cut_window_comes_in_the_order_of_training(monkeypatch):
     monkeypatch.setattr(window_module, "WINDOW_PAIRS", 2000)
     store = Lengths(*np.random.default_rng(0).integers(2, 20, (2, 8000)))
     store.pairs_of_sources = [4000, 4000]
-    batches = batches_of(store, shares="clean=9, bt=1; 10: clean=1, bt=9", data=dict(batch_tokens=1600))
+    batches = batches_of(
+        store, shares="clean=9, bt=1; 10: clean=1, bt=9", data=dict(batch_tokens=1600)
+    )
     for first in (0, 10, 30):
         pairs = np.concatenate([batches.batch(k).pairs for k in range(first, first + 10)])
         positions = pairs[pairs < 4000] / 4000
@@ -172,7 +191,9 @@ def test_the_rest_of_a_cut_window_comes_in_the_order_of_training(monkeypatch):
 def test_batches_grow_at_the_given_updates_and_no_pair_is_lost(store, batching, train):
     if "=" not in train:
         store.meta["pairs_of_sources"] = [120]
-    keys = dict(train=train, batch_tokens="7: 320; 12: 640", data=dict(batching=batching, batch_tokens=80))
+    keys = dict(
+        train=train, batch_tokens="7: 320; 12: 640", data=dict(batching=batching, batch_tokens=80)
+    )
     batches, again = (batches_of(store, **keys) for _ in range(2))
     seen, sizes = np.zeros(120, int), []
     for k in range(40):
@@ -185,7 +206,9 @@ def test_batches_grow_at_the_given_updates_and_no_pair_is_lost(store, batching, 
     assert max(sizes[:7]) <= 80 < max(sizes[7:12]) <= 320 < max(sizes[12:]) <= 640
     slots = [batches.batch(k).shape.size for k in range(40)]
     assert max(slots[:7]) < min(slots[13:20]), "a small batch is not padded to a large one"
-    assert seen.min() >= 1 and np.ptp(seen) <= 2, "but for the pairs of the windows that are being shuffled"
+    assert seen.min() >= 1 and np.ptp(seen) <= 2, (
+        "but for the pairs of the windows that are being shuffled"
+    )
 
 
 @pytest.mark.parametrize("train", ["a.tsv", "clean=a.tsv; bt=b.tsv"])
@@ -210,7 +233,9 @@ def test_sizes_that_are_set_later_leave_the_order_of_the_pairs(store, monkeypatc
 def test_schedule_repeats_no_order(store):
     """A later phase with the shares of the first draws new orders."""
     batches = batches_of(store, shares="clean=1, bt=1; 6: clean=1, bt=1")
-    assert any(batches.batch(k).pairs.tolist() != batches.batch(k + 6).pairs.tolist() for k in range(6))
+    assert any(
+        batches.batch(k).pairs.tolist() != batches.batch(k + 6).pairs.tolist() for k in range(6)
+    )
 
 
 @pytest.mark.parametrize(
@@ -241,9 +266,15 @@ def test_wrong_mixtures_are_refused_by_key(key, value, names):
         config.group("mixtures").check(config)
 
 
-@pytest.mark.parametrize(("key", "value"), [("shares", "clean=1; 9: bt=1"), ("batch_tokens", "9: 50000")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("shares", "clean=1; 9: bt=1"), ("batch_tokens", "9: 50000")]
+)
 def test_epochs_cannot_be_counted_while_their_length_changes(key, value):
-    keys = {"data.train": "clean=a.tsv; bt=b.tsv", f"mixtures.{key}": value, "eval.every_epochs": "1"}
+    keys = {
+        "data.train": "clean=a.tsv; bt=b.tsv",
+        f"mixtures.{key}": value,
+        "eval.every_epochs": "1",
+    }
     with refused(f"config.mixtures.{key}", "config.eval.every_steps"):
         resolve(override(default_config(), keys))
 
@@ -256,10 +287,14 @@ def test_phases_are_parsed_in_order():
 @pytest.fixture
 def text(tmp_path):
     (tmp_path / "a.tsv").write_text("".join(f"a house {i}\tein Haus {i}\n" for i in range(20)))
-    (tmp_path / "b.tsv").write_text("the dog\tder Hund\n\tleer\n" + "".join(f"dog {i}\tHund {i}\n" for i in range(30)))
+    (tmp_path / "b.tsv").write_text(
+        "the dog\tder Hund\n\tleer\n" + "".join(f"dog {i}\tHund {i}\n" for i in range(30))
+    )
 
     def source(name):
-        return open_source(f"{name}.tsv", root=str(tmp_path), source_language="en", target_language="de")
+        return open_source(
+            f"{name}.tsv", root=str(tmp_path), source_language="en", target_language="de"
+        )
 
     return source
 
@@ -276,7 +311,9 @@ def test_content_decides_the_fingerprint(text):
         fingerprint(text("a"), FirstPairs(text("b"), 3)),
     ]
     assert len({both, *others}) == 4
-    assert fingerprint(text("a"), TaggedSource(text("b"), "<bt>")) == both, "the tag is part of the store's recipe"
+    assert fingerprint(text("a"), TaggedSource(text("b"), "<bt>")) == both, (
+        "the tag is part of the store's recipe"
+    )
 
 
 @pytest.mark.smoke
@@ -313,7 +350,9 @@ def losses(workdir) -> dict[int, float]:
 
 def phased(workdir, steps, **keys):
     sources = dict(train="a=toy:train:200; b=toy:test:100", batch_tokens=512)
-    return tiny_run(workdir, steps=steps, data=sources, mixtures=keys, checkpoint=dict(every_steps=5))
+    return tiny_run(
+        workdir, steps=steps, data=sources, mixtures=keys, checkpoint=dict(every_steps=5)
+    )
 
 
 @pytest.mark.slow
@@ -334,14 +373,21 @@ def test_a_later_phase_may_change_on_resume(tmp_path, cache, key, before, after,
     assert getattr(read_config(resumed).group("mixtures"), key) == before
     loop.train(start(phased(resumed, 14, **{key: after}), resumed, cache), score=None)
     assert losses(resumed) == losses(whole) and len(losses(whole)) == 14
-    changes = [json.loads(line).get("config_changed") for line in (resumed / "metrics.jsonl").read_text().splitlines()]
+    changes = [
+        json.loads(line).get("config_changed")
+        for line in (resumed / "metrics.jsonl").read_text().splitlines()
+    ]
     assert {f"mixtures.{key}": [before, after]}.items() <= next(filter(None, changes)).items()
 
 
-@pytest.mark.parametrize("growth, tokens", [("4: 1024; 8: 2048; 20: 4096", 9216), ("20: 4096", 2560)])
+@pytest.mark.parametrize(
+    "growth, tokens", [("4: 1024; 8: 2048; 20: 4096", 9216), ("20: 4096", 2560)]
+)
 def test_explain_counts_the_tokens_of_batches_that_grow(growth, tokens):
     base = small_config(data=dict(batch_tokens=256), train=dict(steps=10))
-    lines = [describe(config) for config in (base, base.with_values({"mixtures.batch_tokens": growth}))]
+    lines = [
+        describe(config) for config in (base, base.with_values({"mixtures.batch_tokens": growth}))
+    ]
     flops = [float(text.partition("pairs of 27 + 27")[2].split()[0]) for text in lines]
     assert f"{tokens:,} token slots per side" in lines[1] and flops[1] / flops[0] == pytest.approx(
         tokens / 2560, rel=0.02

@@ -38,7 +38,13 @@ COUNTS = st.integers(1, 40).flatmap(
 )
 
 
-@given(corpus=COUNTS, share=st.floats(0.01, 1), seed=st.integers(0, 5), block=st.integers(1, 50), random=st.booleans())
+@given(
+    corpus=COUNTS,
+    share=st.floats(0.01, 1),
+    seed=st.integers(0, 5),
+    block=st.integers(1, 50),
+    random=st.booleans(),
+)
 @settings(max_examples=200, deadline=None)
 def test_exactly_so_many_pairs_keep_their_order_and_place(corpus, share, seed, block, random):
     count, dropped = corpus
@@ -59,12 +65,19 @@ def test_exactly_so_many_pairs_keep_their_order_and_place(corpus, share, seed, b
 
 
 def test_every_pair_is_drawn_equally_often():
-    drawn = Counter(text for seed in range(2000) for text, _ in RandomPairs(Rows(10), "x", 3, seed).pairs())
-    assert all(520 < drawn[str(i)] < 680 for i in range(10)), drawn  # 600 expected, 20 the standard deviation
+    drawn = Counter(
+        text for seed in range(2000) for text, _ in RandomPairs(Rows(10), "x", 3, seed).pairs()
+    )
+    assert all(520 < drawn[str(i)] < 680 for i in range(10)), (
+        drawn
+    )  # 600 expected, 20 the standard deviation
 
 
 def test_a_sample_depends_on_seed_and_name():
-    samples = {tuple(RandomPairs(Rows(1000), name, 100, seed).pairs()) for name, seed in (("a", 0), ("b", 0), ("a", 1))}
+    samples = {
+        tuple(RandomPairs(Rows(1000), name, 100, seed).pairs())
+        for name, seed in (("a", 0), ("b", 0), ("a", 1))
+    }
     fingerprints = {
         RandomPairs(Rows(9), name, size, seed).fingerprint()
         for name, size, seed in (("a", 3, 0), ("b", 3, 0), ("a", 4, 0), ("a", 3, 1))
@@ -89,17 +102,24 @@ def config_of(tmp_path):
     def of(**keys):
         values = {f"mixtures.{name}": value for name, value in keys.items()}
         return resolve(
-            override(default_config(), {"data.train": "a=a.tsv; b=a.tsv", "data.root": str(tmp_path)} | values)
+            override(
+                default_config(),
+                {"data.train": "a=a.tsv; b=a.tsv", "data.root": str(tmp_path)} | values,
+            )
         )
 
     return of
 
 
 def test_what_selects_and_tags_rows_keeps_their_lines(config_of):
-    source = split_source(task_of(config_of(samples="b=20", limits="a=9", tags="a=<a>, b=<b>")), "train")
+    source = split_source(
+        task_of(config_of(samples="b=20", limits="a=9", tags="a=<a>, b=<b>")), "train"
+    )
     for part in source.parts:
         for i, (text, line) in enumerate(part.pairs()):
-            assert text == f"{part.tag} {line}" and part.where(i).endswith(f"a.tsv line {int(line) + 1}")
+            assert text == f"{part.tag} {line}" and part.where(i).endswith(
+                f"a.tsv line {int(line) + 1}"
+            )
 
 
 def test_a_config_takes_a_sample_of_a_source(config_of):

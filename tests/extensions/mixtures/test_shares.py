@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 from t2t_flax.extensions.mixtures.shares import PairStream, join
 
 
-@given(count=st.integers(1, 40), steps=st.lists(st.integers(0, 90), max_size=12), seed=st.integers(0, 9))
+@given(
+    count=st.integers(1, 40),
+    steps=st.lists(st.integers(0, 90), max_size=12),
+    seed=st.integers(0, 9),
+)
 def test_pairs_of_a_stream_are_visited_equally_often(count, steps, seed):
     """After any number of positions, taken in any portions, the visits of two pairs differ by at most one."""
     stream, visited = PairStream(5, count, seed), Counter(dict.fromkeys(range(5, 5 + count), 0))

@@ -18,7 +18,9 @@ POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
 @settings(deadline=None)
 def test_shares_by_size_are_a_sample_of_the_text(counts, size):
     source = joined(*counts)
-    sample = MixedText(TokenizerText(source, POLICIES), Shares((1.0,) * len(counts), 1.0)).sample(size)
+    sample = MixedText(TokenizerText(source, POLICIES), Shares((1.0,) * len(counts), 1.0)).sample(
+        size
+    )
     if size >= sum(counts):
         assert sample == list(source.pairs())
     else:
@@ -33,17 +35,21 @@ def test_shares_by_size_are_a_sample_of_the_text(counts, size):
 def test_sources_have_their_shares(share, size):
     """Pairs of a small source are repeated, each equally often."""
     source = joined(300, 40)
-    sample = MixedText(TokenizerText(source, POLICIES), Shares((1 - share, share), 0.0)).sample(size)
+    sample = MixedText(TokenizerText(source, POLICIES), Shares((1 - share, share), 0.0)).sample(
+        size
+    )
     counts = of_sources(sample)
     assert abs(counts["b"] / len(sample) - share) <= 1 / len(sample) + 0.01
     repeats = Counter(pair for pair in sample if pair[0].startswith("b"))
     assert not repeats or counts["b"] < 40 or max(repeats.values()) - min(repeats.values()) <= 1
-    assert max(Counter(pair for pair in sample if pair[0].startswith("a")).values(), default=0) <= 1 + (size > 300)
+    assert max(
+        Counter(pair for pair in sample if pair[0].startswith("a")).values(), default=0
+    ) <= 1 + (size > 300)
 
 
 def test_shares_follow_the_sizes_that_filters_leave():
     source = joined(400, 100)
-    sample = MixedText(TokenizerText(source, replace(POLICIES, filters=(Even(),))), Shares((1.0, 1.0), 0.5)).sample(
-        10_000
-    )
+    sample = MixedText(
+        TokenizerText(source, replace(POLICIES, filters=(Even(),))), Shares((1.0, 1.0), 0.5)
+    ).sample(10_000)
     assert of_sources(sample) == {"a": round(250 * 2 / 3), "b": round(250 / 3)}

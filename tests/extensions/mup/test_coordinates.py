@@ -21,16 +21,29 @@ def config(**model) -> Config:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model", [dict(norm_placement="pre"), dict(d_k=16, d_v=16, num_heads=4)], ids=["pre", "post, heads of 16"]
+    "model",
+    [dict(norm_placement="pre"), dict(d_k=16, d_v=16, num_heads=4)],
+    ids=["pre", "post, heads of 16"],
 )
 def test_changes_do_not_depend_on_the_width(model):
-    found = slopes({width: changes(at_width(config(**model), width), updates=4) for width in WIDTHS})
+    found = slopes(
+        {width: changes(at_width(config(**model), width), updates=4) for width in WIDTHS}
+    )
     assert all(map(is_flat, found.values())), found
 
 
 def deep() -> Config:
-    model = dict(d_model=32, d_ff=64, num_heads=2, norm_placement="pre", num_encoder_layers=1, num_decoder_layers=1)
-    return small_config(model=model, optimizer=dict(peak_lr=4e-3), mup=dict(base_width=32, base_layers=1))
+    model = dict(
+        d_model=32,
+        d_ff=64,
+        num_heads=2,
+        norm_placement="pre",
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+    )
+    return small_config(
+        model=model, optimizer=dict(peak_lr=4e-3), mup=dict(base_width=32, base_layers=1)
+    )
 
 
 @pytest.mark.slow

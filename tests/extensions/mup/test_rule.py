@@ -25,16 +25,24 @@ RATES = dict(schedule="inverse_sqrt", peak_lr=1e-2)
 """Do not fall with the width, as the paper's do."""
 MODELS = {
     "the paper's": {},
-    "pre-norm": dict(norm_placement="pre", position="learned", attention_bias=True, output_bias=True),
+    "pre-norm": dict(
+        norm_placement="pre", position="learned", attention_bias=True, output_bias=True
+    ),
     "three tables": dict(tie_embeddings="none", decoder_start_token="bos"),
-    "scaled logits": dict(embed_scale="none", embed_init="normal_1", logit_scale="rsqrt_d", final_norm="both"),
-    "gated": dict(feed_forward="gated", norm_type="rmsnorm", num_kv_heads=2, tie_embeddings="decoder"),
+    "scaled logits": dict(
+        embed_scale="none", embed_init="normal_1", logit_scale="rsqrt_d", final_norm="both"
+    ),
+    "gated": dict(
+        feed_forward="gated", norm_type="rmsnorm", num_kv_heads=2, tie_embeddings="decoder"
+    ),
 }
 
 
 def wide(base: int = 4, model: dict | None = None, **groups) -> Config:
     """A config of width 16, of a base of this width."""
-    return small_config(model=dict(dropout=0.0) | (model or {}), optimizer=RATES | groups, mup=dict(base_width=base))
+    return small_config(
+        model=dict(dropout=0.0) | (model or {}), optimizer=RATES | groups, mup=dict(base_width=base)
+    )
 
 
 @pytest.mark.smoke
@@ -72,7 +80,9 @@ def test_lookups_logits_and_scores_grow_as_in_table_8(model, width=4):
     assert own * norm.initial * output.initial * initial == pytest.approx(1 / width)
     assert by_kind["matrices"].rate == pytest.approx(1 / width)
     queries = by_kind["queries"]
-    assert width**-0.5 * queries.initial == pytest.approx(1 / width)  # heads are wider here, by as much as all else
+    assert width**-0.5 * queries.initial == pytest.approx(
+        1 / width
+    )  # heads are wider here, by as much as all else
     assert queries.rate == pytest.approx(queries.initial / width)
 
 
@@ -80,7 +90,9 @@ def test_residual_branches_are_smaller_in_deeper_stacks():
     """CompleteP, table 1 with alpha = 1: outputs of branches times base depth / depth, rates of all else and what epsilon weighs
     as in the base. Stacks have depths of their own.
     """
-    model = dict(norm_placement="pre", num_encoder_layers=6, num_decoder_layers=2, attention_bias=True)
+    model = dict(
+        norm_placement="pre", num_encoder_layers=6, num_decoder_layers=2, attention_bias=True
+    )
     width, both = (
         scales_of(c, parameter_shapes(make_model(c, 37, 37)))
         for c in (wide(4, model), wide(4, model).with_values({"mup.base_layers": 2}))
@@ -88,7 +100,10 @@ def test_residual_branches_are_smaller_in_deeper_stacks():
     changed = set()
     for path, factors in both.items():
         by_width = width[path]
-        found = [getattr(factors, name) / getattr(by_width, name) for name in ("initial", "rate", "gradient")]
+        found = [
+            getattr(factors, name) / getattr(by_width, name)
+            for name in ("initial", "rate", "gradient")
+        ]
         if path[0].startswith("encoder_") and path[0] != "encoder_norm":
             outputs = path[-2] in ("out", "Einsum_1")
             changed |= {path[1:]} if outputs else set()
@@ -103,7 +118,9 @@ def test_residual_branches_are_smaller_in_deeper_stacks():
 def test_scaled_outputs_are_scaled_branches(feed_forward):
     """With the factors in its parameters a layer computes x + f(x) / depth."""
     pytest.importorskip("t2t_flax.extensions.layer_types")
-    model = dict(norm_placement="pre", num_encoder_layers=2, num_decoder_layers=2, feed_forward=feed_forward)
+    model = dict(
+        norm_placement="pre", num_encoder_layers=2, num_decoder_layers=2, feed_forward=feed_forward
+    )
     config = wide(16, model).with_values({"mup.base_layers": 1})
     _, _, state, _ = model_and_state(config)
     rows = rows_alone(random_pairs(3))
@@ -122,44 +139,68 @@ def test_scaled_outputs_are_scaled_branches(feed_forward):
     plain = jax.tree_util.tree_map_with_path(
         lambda path, x: x / scales_of(config, state.params)[path_names(path)].initial, state.params
     )
-    np.testing.assert_allclose(outputs(state.params, 1.0), outputs(plain, 0.5), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        outputs(state.params, 1.0), outputs(plain, 0.5), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_heads_of_the_same_width_keep_their_scores():
     config = wide(4, dict(d_k=4, d_v=4))
     assert rules(config)["queries"] == rules(config)["matrices"]
-    assert rules(wide(4, dict(num_heads=2)).with_values({"mup.base_head_width": 2}))["queries"].initial == 0.5
+    assert (
+        rules(wide(4, dict(num_heads=2)).with_values({"mup.base_head_width": 2}))["queries"].initial
+        == 0.5
+    )
 
 
 @given(width=st.sampled_from([1, 2, 4, 8]), eps=st.sampled_from([1e-9, 1e-3, 1.0]))
 def test_updates_are_the_rule_times_adams_whatever_its_epsilon(width, eps):
     """Gradients are as much smaller in a wide model as the factors say, so that epsilon weighs as in the base model."""
     config, rng = wide(16 // width, eps=eps), np.random.default_rng(0)
-    params = jax.tree.map(lambda x: rng.normal(size=x.shape), parameter_shapes(make_model(config, 37, 37)))
-    grads = [jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params) for _ in range(2)]
+    params = jax.tree.map(
+        lambda x: rng.normal(size=x.shape), parameter_shapes(make_model(config, 37, 37))
+    )
+    grads = [
+        jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
+        for _ in range(2)
+    ]
     factors = scales_of(config, params)
     times = lambda tree, name: jax.tree_util.tree_map_with_path(  # noqa: E731
         lambda path, x: x * getattr(factors[path_names(path)], name), tree
     )
-    smaller = [jax.tree_util.tree_map_with_path(lambda p, x: x / factors[path_names(p)].gradient, g) for g in grads]
+    smaller = [
+        jax.tree_util.tree_map_with_path(lambda p, x: x / factors[path_names(p)].gradient, g)
+        for g in grads
+    ]
     plain = updates_of(make_optimizer(wide(16, eps=eps)), grads, params)
-    for update, expected in zip(updates_of(make_optimizer(config), smaller, params), plain, strict=True):
+    for update, expected in zip(
+        updates_of(make_optimizer(config), smaller, params), plain, strict=True
+    ):
         jax.tree.map(
-            lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-9), update, times(expected, "rate")
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-9),
+            update,
+            times(expected, "rate"),
         )
 
 
 def test_weight_decay_shrinks_as_much_at_every_width():
     """The factor of a rate is not one of the decay: it is decoupled."""
-    zeros = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), parameter_shapes(make_model(wide(), 37, 37)))
+    zeros = jax.tree.map(
+        lambda x: np.zeros(x.shape, np.float32), parameter_shapes(make_model(wide(), 37, 37))
+    )
     ones = jax.tree.map(np.ones_like, zeros)
-    updates = [updates_of(make_optimizer(wide(base, weight_decay=0.1)), [zeros], ones) for base in (4, 16)]
+    updates = [
+        updates_of(make_optimizer(wide(base, weight_decay=0.1)), [zeros], ones) for base in (4, 16)
+    ]
     jax.tree.map(np.testing.assert_array_equal, *updates)
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_initial_values_are_those_without_the_rule_times_its_factors(model):
-    (_, _, plain, _), (_, _, state, _) = model_and_state(wide(0, model)), model_and_state(wide(4, model))
+    (_, _, plain, _), (_, _, state, _) = (
+        model_and_state(wide(0, model)),
+        model_and_state(wide(4, model)),
+    )
     factors = scales_of(wide(4, model), plain.params)
 
     def check(path, x, y):
@@ -194,7 +235,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("named", REFUSED)
 def test_what_has_no_rule_is_refused_by_name(named):
-    config = config_lib.to_config_dict(wide().with_values({"data.batch_tokens": 600} | REFUSED[named]))
+    config = config_lib.to_config_dict(
+        wide().with_values({"data.batch_tokens": 600} | REFUSED[named])
+    )
     with refused(*named.split(" = ")):
         config_lib.resolve(config)
 

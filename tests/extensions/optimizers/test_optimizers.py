@@ -18,7 +18,12 @@ from t2t_flax.extensions.optimizers.optimizers import muon_axes
 from t2t_flax.extensions.shared.matrices import MATRIX_AXES
 from t2t_flax.registry import FEED_FORWARDS, MIXERS, load_extensions
 from t2t_flax.training import loop
-from t2t_flax.training.optimizer import learning_rate_schedule, make_average, make_optimizer, where_finite
+from t2t_flax.training.optimizer import (
+    learning_rate_schedule,
+    make_average,
+    make_optimizer,
+    where_finite,
+)
 from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.setup import put_batch, validation_loss
 from t2t_flax.training.train_state import abstract_state, init_state, make_model
@@ -41,7 +46,9 @@ GRADS = [{"w": jnp.full((2, 2), 3.0) * k, "b": jnp.array([1.0, -2.0])} for k in 
 
 def updates(config: Config, grads: list, params=None) -> list:
     """The updates for a sequence of gradients, at fixed parameters."""
-    return updates_of(make_optimizer(config), grads, params or {"w": jnp.ones((2, 2)), "b": jnp.ones(2)})
+    return updates_of(
+        make_optimizer(config), grads, params or {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
+    )
 
 
 @pytest.mark.smoke
@@ -78,7 +85,9 @@ def test_schedule_free_adamw_equals_its_formulas(skipped):
     """Defazio et al. 2024, algorithm 1, through warm-up and a decay: y is trained, x is evaluated. Updates that are skipped
     change nothing, and the rates of the others stay those of their numbers.
     """
-    config = CONFIGS["schedule_free_adamw"].with_values({"optimizers.decay_steps": 6, "optimizer.warmup_steps": 4})
+    config = CONFIGS["schedule_free_adamw"].with_values(
+        {"optimizers.decay_steps": 6, "optimizer.warmup_steps": 4}
+    )
     o, rate, tx, average = (
         config.optimizer,
         learning_rate_schedule(config),
@@ -121,7 +130,9 @@ def test_schedule_free_adamw_starts_where_the_run_starts():
     """Its z and x are the first parameters, also where these are taken from another run."""
     config = small_config(optimizer=dict(name="schedule_free_adamw"))
     moved = lambda own: jax.tree.map(lambda p: p + 1.0, own)  # noqa: E731
-    state, _ = init_state(config, make_model(config, 37, 37), make_optimizer(config), devices_mesh(), start=moved)
+    state, _ = init_state(
+        config, make_model(config, 37, 37), make_optimizer(config), devices_mesh(), start=moved
+    )
     for tree in (state.ema, state.opt_state.z):
         assert_trees_close(tree, state.params, rtol=0, atol=0)
 
@@ -134,7 +145,11 @@ def test_the_average_is_what_is_evaluated(tmp_path, cache):
     state = loop.train(setup, score=None).state
     params, average = jax.device_get((state.params, state.ema))
     assert (
-        max(np.abs(p - a).max() for p, a in zip(jax.tree.leaves(params), jax.tree.leaves(average), strict=True)) > 0.01
+        max(
+            np.abs(p - a).max()
+            for p, a in zip(jax.tree.leaves(params), jax.tree.leaves(average), strict=True)
+        )
+        > 0.01
     )
     assert_trees_close(jax.device_get(load(tmp_path).params), average, rtol=0, atol=0)
     of_loss = validation_loss(setup)
@@ -146,7 +161,11 @@ def test_the_average_is_what_is_evaluated(tmp_path, cache):
 def test_adafactor_equals_its_formulas():
     """Shazeer & Stern 2018, algorithm 4, with relative step sizes: factored from 128 x 128 on, whole below."""
     config, rng = CONFIGS["adafactor"], np.random.default_rng(0)
-    params = {"w": rng.normal(size=(128, 160)), "small": rng.normal(size=(4, 160)), "b": rng.normal(size=8)}
+    params = {
+        "w": rng.normal(size=(128, 160)),
+        "small": rng.normal(size=(4, 160)),
+        "b": rng.normal(size=8),
+    }
     grads = [jax.tree.map(lambda p: rng.normal(size=p.shape), params) for _ in range(2)]
     as_arrays = lambda tree: jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)  # noqa: E731
     actual = updates(config, [as_arrays(g) for g in grads], as_arrays(params))
@@ -154,8 +173,13 @@ def test_adafactor_equals_its_formulas():
     v = {name: 0.0 for name in ("rows", "columns", "small", "b")}
     for t, g in enumerate(grads, 1):
         beta = 1 - t**-0.8
-        mix = lambda name, new, beta=beta: v.update({name: beta * v[name] + (1 - beta) * new}) or v[name]  # noqa: E731
-        rows, columns = mix("rows", np.mean(g["w"] ** 2, 1)), mix("columns", np.mean(g["w"] ** 2, 0))
+        mix = lambda name, new, beta=beta: (
+            v.update({name: beta * v[name] + (1 - beta) * new}) or v[name]
+        )  # noqa: E731
+        rows, columns = (
+            mix("rows", np.mean(g["w"] ** 2, 1)),
+            mix("columns", np.mean(g["w"] ** 2, 0)),
+        )
         second = {
             "w": np.outer(rows, columns) / rows.mean(),
             "small": mix("small", g["small"] ** 2),
@@ -173,9 +197,14 @@ def test_muon_orthogonalizes_kernels_as_matrices(monkeypatch):
     monkeypatch.setitem(MATRIX_AXES, "taps", (1, 2))
     config, rng = CONFIGS["muon"], np.random.default_rng(0)
     shapes = {"query": (16, 4, 8), "out": (4, 8, 16), "Einsum_0": (16, 24), "taps": (3, 16, 16)}
-    params = {name: {"kernel": jnp.asarray(rng.normal(size=s), jnp.float32)} for name, s in shapes.items()}
+    params = {
+        name: {"kernel": jnp.asarray(rng.normal(size=s), jnp.float32)} for name, s in shapes.items()
+    }
     params |= {"embedding": {"table": jnp.ones((24, 16))}, "norm": {"scale": jnp.ones(16)}}
-    grads = [jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), jnp.float32), params) for _ in range(2)]
+    grads = [
+        jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), jnp.float32), params)
+        for _ in range(2)
+    ]
     actual = updates(config, grads, params)
 
     def matrices(tree):
@@ -189,17 +218,23 @@ def test_muon_orthogonalizes_kernels_as_matrices(monkeypatch):
     rate = lambda count: learning_rate_schedule(config)(count + 1)  # noqa: E731
     oracle = optax.contrib.muon(rate, beta=0.95, eps=1e-9, consistent_rms=0.2)
     expected = updates_of(oracle, [matrices(g) for g in grads], matrices(params))
-    adam = optax.chain(optax.scale_by_adam(0.9, 0.98, 1e-9, nesterov=True), optax.scale_by_learning_rate(rate))
+    adam = optax.chain(
+        optax.scale_by_adam(0.9, 0.98, 1e-9, nesterov=True), optax.scale_by_learning_rate(rate)
+    )
     by_adam = updates_of(adam, grads, params)
     for t in (0, 1):
         assert_trees_close(matrices(actual[t]), expected[t], rtol=1e-4, atol=1e-8)
         assert_trees_close(actual[t]["embedding"], by_adam[t]["embedding"], rtol=1e-5, atol=1e-9)
         assert_trees_close(actual[t]["norm"], by_adam[t]["norm"], rtol=1e-5, atol=1e-9)
-        values = np.linalg.svd(matrices(actual[t])["query"], compute_uv=False) / (float(rate(t)) * 0.2 * np.sqrt(32))
+        values = np.linalg.svd(matrices(actual[t])["query"], compute_uv=False) / (
+            float(rate(t)) * 0.2 * np.sqrt(32)
+        )
         assert 0.6 < values.min() and values.max() < 1.3
 
 
-@pytest.mark.parametrize("key, value", [("mixer", m) for m in MIXERS] + [("feed_forward", f) for f in FEED_FORWARDS])
+@pytest.mark.parametrize(
+    "key, value", [("mixer", m) for m in MIXERS] + [("feed_forward", f) for f in FEED_FORWARDS]
+)
 def test_muon_trains_every_kernel_of_every_layer(key, value):
     state = state_of(small_config(model={key: value}, optimizer=dict(name="muon")))
     axes = jax.tree_util.tree_leaves_with_path(
@@ -219,7 +254,9 @@ def state_of(config: Config):
 def test_muon_needs_a_kernel_to_train():
     """Not where kernels are frozen, as beside adapters."""
     with refused("optimizer.name", "muon"):
-        muon_axes({"embedding": {"table": jnp.ones((2, 3))}, "lora": {"query": {"a": jnp.ones((2, 1))}}})
+        muon_axes(
+            {"embedding": {"table": jnp.ones((2, 3))}, "lora": {"query": {"a": jnp.ones((2, 1))}}}
+        )
 
 
 def test_muon_reports_a_kernel_with_unknown_axes():
@@ -252,7 +289,9 @@ class Trainer:
         losses = []
         with mesh_lib.use(self.mesh):
             for k in updates:
-                state, metrics = self._step(state, put_batch(self._batches.batch(k), self.mesh).arrays)
+                state, metrics = self._step(
+                    state, put_batch(self._batches.batch(k), self.mesh).arrays
+                )
                 losses.append(float(metrics["loss"]))
         return state, losses
 
@@ -265,7 +304,10 @@ def trained(store):
     def train(name: str):
         if name not in results:
             trainer = Trainer(config_of(name), store)
-            results[name] = (trainer, *trainer.train(jax.tree.map(jnp.copy, trainer.first), range(8)))
+            results[name] = (
+                trainer,
+                *trainer.train(jax.tree.map(jnp.copy, trainer.first), range(8)),
+            )
         return results[name]
 
     return train
@@ -287,7 +329,9 @@ def test_sharded_training_equals_unsharded(trained, store, name, fsdp_mode):
     np.testing.assert_allclose(sharded, losses, rtol=1e-5)
     assert_trees_close(state.params, unsharded.params, atol=2e-4)
     assert_trees_close(state.ema, unsharded.ema, atol=2e-4)
-    divided = lambda tree: {str(x.sharding.spec) for x in jax.tree.leaves(tree) if not x.sharding.is_fully_replicated}  # noqa: E731
+    divided = lambda tree: {
+        str(x.sharding.spec) for x in jax.tree.leaves(tree) if not x.sharding.is_fully_replicated
+    }  # noqa: E731
     assert divided(state.opt_state) and bool(divided(state.params)) == (fsdp_mode == "full")
     # Leaves of a parameter's shape are sharded like it; vectors of factored moments are replicated.
     for leaf in jax.tree.leaves(state.opt_state):
@@ -301,6 +345,7 @@ def test_optimizer_state_tree_does_not_depend_on_clipping(name):
     params = {"w": {"kernel": jnp.ones((2, 2))}, "b": {"bias": jnp.ones(2)}}
     config = CONFIGS.get(name, Config())
     first, second = (
-        make_optimizer(config.with_values({"optimizer.max_grad_norm": norm})).init(params) for norm in (0.0, 1.0)
+        make_optimizer(config.with_values({"optimizer.max_grad_norm": norm})).init(params)
+        for norm in (0.0, 1.0)
     )
     assert jax.tree.structure(first) == jax.tree.structure(second)

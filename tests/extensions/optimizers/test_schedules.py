@@ -18,7 +18,9 @@ KEYS |= {"optimizers.decay_steps": 1000, "optimizers.min_lr": 1e-4}
 CONFIGS = {
     "cosine": Config().with_values(KEYS | {"optimizer.schedule": "cosine"}),
     "linear": Config().with_values(KEYS | {"optimizer.schedule": "linear"}),
-    "wsd": Config().with_values(KEYS | {"optimizer.schedule": "wsd", "optimizers.cooldown_steps": 300}),
+    "wsd": Config().with_values(
+        KEYS | {"optimizer.schedule": "wsd", "optimizers.cooldown_steps": 300}
+    ),
 }
 
 
@@ -39,10 +41,34 @@ def formula(name: str, t: int) -> float:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_schedule_equals_its_formula(name, first_step):
     """During warm-up, at each boundary, between them, at the end and after it."""
-    rate = learning_rate_schedule(CONFIGS[name].with_values({"optimizer.schedule_first_step": first_step}))
-    updates = [1, 2, 50, 99, 100, 101, 102, 399, 550, 699, 700, 701, 702, 850, 999, 1000, 1001, 1002, 5000]
+    rate = learning_rate_schedule(
+        CONFIGS[name].with_values({"optimizer.schedule_first_step": first_step})
+    )
+    updates = [
+        1,
+        2,
+        50,
+        99,
+        100,
+        101,
+        102,
+        399,
+        550,
+        699,
+        700,
+        701,
+        702,
+        850,
+        999,
+        1000,
+        1001,
+        1002,
+        5000,
+    ]
     expected = [formula(name, update - 1 + first_step) for update in updates]
-    np.testing.assert_allclose([float(rate(update)) for update in updates], expected, rtol=2e-5, atol=1e-12)
+    np.testing.assert_allclose(
+        [float(rate(update)) for update in updates], expected, rtol=2e-5, atol=1e-12
+    )
     np.testing.assert_allclose(rate(jnp.array(updates)), expected, rtol=2e-5, atol=1e-12)
 
 

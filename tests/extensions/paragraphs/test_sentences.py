@@ -21,17 +21,35 @@ def test_joining_the_sentences_themselves_gives_the_paragraph(text, language):
     """Exactly, but for a space after a sentence that ends as Chinese ones do."""
     made = split(text, language)
     joined = made.join(made.sentences)
-    assert joined == text or set("。！？｡") & set(text) and "".join(joined.split()) == "".join(text.split())
+    assert (
+        joined == text
+        or set("。！？｡") & set(text)
+        and "".join(joined.split()) == "".join(text.split())
+    )
     assert len(made.gaps) == len(made.sentences) + 1
-    assert all(sentence == sentence.strip() != "" for sentence in made.sentences) or not text.strip()
+    assert (
+        all(sentence == sentence.strip() != "" for sentence in made.sentences) or not text.strip()
+    )
 
 
 @pytest.mark.parametrize(
     "text, language, sentences",
     [
-        ("Dr. Smith came, e.g. by train. He left.", "en", ("Dr. Smith came, e.g. by train.", "He left.")),
-        ("Am 3. Oktober kam Dr. Müller. Er blieb.", "de", ("Am 3. Oktober kam Dr. Müller.", "Er blieb.")),
-        ("Am 3. Oktober kam Dr. Müller. Er blieb.", "deu", ("Am 3. Oktober kam Dr. Müller.", "Er blieb.")),
+        (
+            "Dr. Smith came, e.g. by train. He left.",
+            "en",
+            ("Dr. Smith came, e.g. by train.", "He left."),
+        ),
+        (
+            "Am 3. Oktober kam Dr. Müller. Er blieb.",
+            "de",
+            ("Am 3. Oktober kam Dr. Müller.", "Er blieb."),
+        ),
+        (
+            "Am 3. Oktober kam Dr. Müller. Er blieb.",
+            "deu",
+            ("Am 3. Oktober kam Dr. Müller.", "Er blieb."),
+        ),
         ('He said "It works!" Then he left.', "en", ('He said "It works!"', "Then he left.")),
         ("你好。我是学生！", "zh_CN", ("你好。", "我是学生！")),
         ("no end", "en", ("no end",)),

@@ -34,7 +34,9 @@ def source(languages=()):
 
 
 def model(languages=(), **decode):
-    run = capitals_run.CapitalsRun(Config().with_values({f"decode.{key}": value for key, value in decode.items()}))
+    run = capitals_run.CapitalsRun(
+        Config().with_values({f"decode.{key}": value for key, value in decode.items()})
+    )
     run.tokenizers.source = source(languages)
     run.in_sentences = SentenceModel(run)
     return run
@@ -42,7 +44,9 @@ def model(languages=(), **decode):
 
 def test_a_paragraph_is_the_translations_of_its_sentences():
     run = model()
-    assert [made.text for made in run.in_sentences.translate(PARAGRAPHS, progress=print)] == IN_CAPITALS
+    assert [
+        made.text for made in run.in_sentences.translate(PARAGRAPHS, progress=print)
+    ] == IN_CAPITALS
     ((_, sentences),) = run.windows
     assert sentences == ["It is late.", "He left.", "", "One.", "A dog.", "Two dogs!", "Three?", ""]
 
@@ -60,7 +64,9 @@ def test_a_sentence_that_cannot_be_translated_is_an_error_of_its_line():
     [("constraints.lines", "json"), ("decode.strategy", "sample"), ("data.task", "parsing")],
 )
 def test_other_lines_samples_and_tasks_are_refused(name, value):
-    pytest.importorskip(f"t2t_flax.extensions.{'constraints' if name == 'constraints.lines' else 'parsing'}")
+    pytest.importorskip(
+        f"t2t_flax.extensions.{'constraints' if name == 'constraints.lines' else 'parsing'}"
+    )
     with refused("--split-sentences", name):
         SentenceModel(SimpleNamespace(config=Config().with_values({name: value})))
 
@@ -74,7 +80,13 @@ def test_hypotheses_scores_cuts_and_limits_are_those_of_the_sentences():
         made = whole(lines, **keys)
         first, second = (
             tuple(
-                dataclasses.replace(h, tokens=(3 + i, 7 + rank), log_prob=-float(i), score=-float(3 * i), hit_cap=i > 0)
+                dataclasses.replace(
+                    h,
+                    tokens=(3 + i, 7 + rank),
+                    log_prob=-float(i),
+                    score=-float(3 * i),
+                    hit_cap=i > 0,
+                )
                 for rank, h in enumerate(each.hypotheses)
             )
             for i, each in enumerate(made)
@@ -94,7 +106,9 @@ def test_hypotheses_scores_cuts_and_limits_are_those_of_the_sentences():
 
 
 def test_a_prefix_begins_the_first_sentence():
-    made = model().in_sentences.translate(["One. Two.", "Three."], prefixes=["Der ", ""], progress=print)
+    made = model().in_sentences.translate(
+        ["One. Two.", "Three."], prefixes=["Der ", ""], progress=print
+    )
     assert [each.text for each in made] == ["Der ONE. TWO.", "THREE."]
 
 
@@ -102,7 +116,14 @@ def test_the_symbol_of_a_language_is_that_of_each_sentence():
     run = model(languages=("de", "zh", "ROMANCE"))
     lines = ["<2de> One. Two.", "<2zh> Three. Four.", "<2ROMANCE>Five. Six."]
     made = run.in_sentences.translate(lines, progress=print)
-    sentences = ["<2de> One.", "<2de> Two.", "<2zh> Three.", "<2zh> Four.", "<2ROMANCE>Five.", "<2ROMANCE>Six."]
+    sentences = [
+        "<2de> One.",
+        "<2de> Two.",
+        "<2zh> Three.",
+        "<2zh> Four.",
+        "<2ROMANCE>Five.",
+        "<2ROMANCE>Six.",
+    ]
     assert run.windows[0][1] == sentences
     assert made[1].text == "<2ZH> THREE.<2ZH> FOUR.", "Chinese has no space between sentences"
 

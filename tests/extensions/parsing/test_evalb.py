@@ -33,7 +33,15 @@ GOLD = "(TOP (S (NP (DT this)) (VP (VBZ is) (NP (DT a) (NN test))) (. .)))"
 ])  # fmt: skip
 def test_counts_equal_hand_computed_cases(answer, matched, predicted, tags):
     counts = bracket_counts(tree(answer), tree(GOLD)).tolist()
-    assert counts == [matched, 4, predicted, tags, 4, int(matched == predicted == 4), int("(NN .)" in answer)]
+    assert counts == [
+        matched,
+        4,
+        predicted,
+        tags,
+        4,
+        int(matched == predicted == 4),
+        int("(NN .)" in answer),
+    ]
 
 
 def test_advp_equals_prt_and_top_does_not_count():
@@ -73,7 +81,9 @@ def test_brackets_equal_brute_force_spans():
                 return []
             span = [leaf.word for leaf in leaves(node) if leaf.word in order]
             own = (
-                [(node.label, order.index(span[0]), order.index(span[-1]) + 1)] if span and node.label != "TOP" else []
+                [(node.label, order.index(span[0]), order.index(span[-1]) + 1)]
+                if span and node.label != "TOP"
+                else []
             )
             return own + [bracket for child in node.children for bracket in visit(child)]
 

@@ -37,7 +37,11 @@ def search(symbols, words, options, caps, seeds, numbers=0):
     result = run_search(RuledStep(model, rule), PARAMS, cache, options, inputs, lengths=(8, 32))
     result = jax.tree.map(np.asarray, result)
     return [
-        [(tokenizer.decode(ids[:n].tolist()), end) for ids, n, end in zip(*of_line, strict=True) if n]
+        [
+            (tokenizer.decode(ids[:n].tolist()), end)
+            for ids, n, end in zip(*of_line, strict=True)
+            if n
+        ]
         for of_line in zip(result.tokens, result.lengths, result.finished, strict=True)
     ]
 
@@ -49,11 +53,15 @@ def is_tree(text: str, words: int) -> bool:
 @pytest.mark.parametrize("numbers", [0, 1, 2, 5])
 def test_a_wide_beam_finds_all_trees(numbers):
     symbols = ["NN", "(S", ")S"]
-    outputs = search(" ".join(symbols), [1, 2, 3], BeamSearch(100, 0.6, 100), [6] * 3, [1, 2, 3], numbers)
+    outputs = search(
+        " ".join(symbols), [1, 2, 3], BeamSearch(100, 0.6, 100), [6] * 3, [1, 2, 3], numbers
+    )
     for words, found in zip((1, 2, 3), outputs, strict=True):
         sequences = (" ".join(s) for n in range(1, 6) for s in itertools.product(symbols, repeat=n))
         assert {text for text, _ in found} == {text for text in sequences if is_tree(text, words)}
-        assert all(finished for _, finished in found) and len({text for text, _ in found}) == len(found)
+        assert all(finished for _, finished in found) and len({text for text, _ in found}) == len(
+            found
+        )
 
 
 SYMBOLS = "NN VB , (S )S (NP )NP ( ) (X )Y"
@@ -67,11 +75,15 @@ SYMBOLS = "NN VB , (S )S (NP )NP ( ) (X )Y"
 def test_every_output_is_a_tree_if_there_is_room_for_one(sentences, options):
     words = [count for count, _ in sentences]
     caps = [count + 1 + spare for count, spare in sentences]
-    for count, found in zip(words, search(SYMBOLS, words, options, caps, np.arange(6) + 40), strict=True):
+    for count, found in zip(
+        words, search(SYMBOLS, words, options, caps, np.arange(6) + 40), strict=True
+    ):
         assert found
         for text, finished in found:
             assert finished and is_tree(text, count), text
-            assert not {"(X", ")Y", "<unk>"} & set(text.split())  # a label that cannot be closed, or opened
+            assert not {"(X", ")Y", "<unk>"} & set(
+                text.split()
+            )  # a label that cannot be closed, or opened
 
 
 def test_where_there_is_no_room_words_get_tags_as_far_as_it_goes():
@@ -86,7 +98,13 @@ def test_a_model_with_random_parameters_writes_trees(strategy):
     source = SymbolTokenizer.of(["the dog saw a cat ."])
     config = small_config(
         data=dict(task="parsing", joint_vocabulary=False),
-        model=dict(tie_embeddings="decoder", d_model=16, d_ff=16, num_encoder_layers=1, num_decoder_layers=1),
+        model=dict(
+            tie_embeddings="decoder",
+            d_model=16,
+            d_ff=16,
+            num_encoder_layers=1,
+            num_decoder_layers=1,
+        ),
         decode=dict(strategy=strategy, n_best=2, batch_size=4, max_length_offset=12),
     )
     model, _, state, _ = model_and_state(config, vocab=target.vocab_size)
@@ -97,7 +115,9 @@ def test_a_model_with_random_parameters_writes_trees(strategy):
         translator = Translator(model, TokenizerPair(source, target), devices_mesh(), with_rule)
         trees[grammar] = [
             from_linear(h.text, line.split())[1]
-            for line, translation in zip(lines, translator.translate(state.params, lines), strict=True)
+            for line, translation in zip(
+                lines, translator.translate(state.params, lines), strict=True
+            )
             for h in translation.hypotheses
         ]
     assert all(trees[True]) and not all(trees[False])

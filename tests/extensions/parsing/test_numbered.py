@@ -24,7 +24,9 @@ TREES = ["(S DT # NN )S", "(X VB )X ,"]
 
 def numbered(count: int, **groups) -> TokenizerPair:
     data = dict(task="parsing", joint_vocabulary=False, vocab_size=40 + count, byte_fallback=False)
-    config = small_config(data=data, model=dict(tie_embeddings="decoder"), parsing=dict(word_numbers=count), **groups)
+    config = small_config(
+        data=data, model=dict(tie_embeddings="decoder"), parsing=dict(word_numbers=count), **groups
+    )
     return task_of(config).train_tokenizers(Pairs("pairs"))
 
 
@@ -54,7 +56,9 @@ def test_each_source_word_is_followed_by_its_number(count):
 def test_a_tag_is_one_symbol_before_the_words(count):
     words = numbered(count, mixtures=dict(tags="train=<bt>")).source
     tagged, plain = words.encode("<bt> the dog"), words.encode("the dog")
-    assert tagged == [words.control_symbols["<bt>"], *plain] and list(words.control_symbols) == ["<bt>"]
+    assert tagged == [words.control_symbols["<bt>"], *plain] and list(words.control_symbols) == [
+        "<bt>"
+    ]
 
 
 @given(st.integers(0, 10**6), st.integers(1, 7))
@@ -75,7 +79,9 @@ def test_tags_have_all_numbers_and_other_symbols_are_unknown():
     }  # fmt: skip
     ids = symbols.encode("(S NN VB # (X NN")
     assert ids[2] == ids[4] == UNK and symbols.decode(ids) == "(S NN <unk> # <unk> NN"
-    assert symbols.pieces(ids[-1:]) == ["NN#0"]  # an unknown tag counts as a word, an unknown bracket does not
+    assert symbols.pieces(ids[-1:]) == [
+        "NN#0"
+    ]  # an unknown tag counts as a word, an unknown bracket does not
 
 
 def test_files_are_read_back(tmp_path):
@@ -88,12 +94,20 @@ def test_files_are_read_back(tmp_path):
 
 
 def test_runs_that_share_a_cache_have_their_own_tokenizers(tmp_path):
-    (tmp_path / "train.trees").write_text("(TOP (S (DT the) (NN dog)))\n(TOP (S (NN fish) (VB saw)))\n" * 20)
-    sources = dict(train="train.trees", valid="", test="", root=str(tmp_path), cache=str(tmp_path / "cache"))
+    (tmp_path / "train.trees").write_text(
+        "(TOP (S (DT the) (NN dog)))\n(TOP (S (NN fish) (VB saw)))\n" * 20
+    )
+    sources = dict(
+        train="train.trees", valid="", test="", root=str(tmp_path), cache=str(tmp_path / "cache")
+    )
 
     def target(count):
-        data = sources | dict(task="parsing", joint_vocabulary=False, vocab_size=24, byte_fallback=False)
-        config = small_config(data=data, model=dict(tie_embeddings="decoder"), parsing=dict(word_numbers=count))
+        data = sources | dict(
+            task="parsing", joint_vocabulary=False, vocab_size=24, byte_fallback=False
+        )
+        config = small_config(
+            data=data, model=dict(tie_embeddings="decoder"), parsing=dict(word_numbers=count)
+        )
         return prepare_corpus(task_of(config), tmp_path / str(count)).tokenizers.target
 
     assert [type(target(count)) for count in (0, 2)] == [SymbolTokenizer, NumberedSymbols]

@@ -16,7 +16,12 @@ from t2t_flax.extensions.parsing.trees import leaves, linear, read_trees
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.tasks import Predictions, task_of
 
-WORDS = {"DT": ["the", "a"], "NN": ["dog", "cat", "fish"], "VBD": ["saw", "ate"], "IN": ["with", "of"]}
+WORDS = {
+    "DT": ["the", "a"],
+    "NN": ["dog", "cat", "fish"],
+    "VBD": ["saw", "ate"],
+    "IN": ["with", "of"],
+}
 
 
 def sentence(rng) -> str:
@@ -42,12 +47,20 @@ def treebank(tmp_path):
 
 def config_of(**groups):
     return small_config(
-        **({"data": dict(task="parsing", joint_vocabulary=False), "model": dict(tie_embeddings="decoder")} | groups)
+        **(
+            {
+                "data": dict(task="parsing", joint_vocabulary=False),
+                "model": dict(tie_embeddings="decoder"),
+            }
+            | groups
+        )
     )
 
 
 def scores_of(task, sources, outputs, targets, samples=0):
-    return compute_scores(task.config, task.metrics, task.predictions(sources, outputs, [targets]), samples=samples)
+    return compute_scores(
+        task.config, task.metrics, task.predictions(sources, outputs, [targets]), samples=samples
+    )
 
 
 def read(text):
@@ -71,17 +84,30 @@ def test_tree_symbols_are_single_tokens(tmp_path):
 def test_scores_and_their_interval():
     task = task_of(config_of())
     trees = [read(sentence(np.random.default_rng(i))) for i in range(50)]
-    sources, targets = [" ".join(leaf.word for leaf in leaves(t)) for t in trees], [linear(t) for t in trees]
+    sources, targets = (
+        [" ".join(leaf.word for leaf in leaves(t)) for t in trees],
+        [linear(t) for t in trees],
+    )
     perfect = scores_of(task, sources, targets, targets, samples=100)
-    assert perfect["f1"]["score"] == perfect["well_formed"]["score"] == perfect["exact_match"]["score"] == 100
+    assert (
+        perfect["f1"]["score"]
+        == perfect["well_formed"]["score"]
+        == perfect["exact_match"]["score"]
+        == 100
+    )
     broken = [t.replace("(VP", "(XP", 1) if i % 2 else t for i, t in enumerate(targets)]
     scores = scores_of(task, sources, broken, targets, samples=200)
     assert scores["well_formed"]["score"] == 50 and scores["tagging_accuracy"]["score"] == 100
     interval = scores["f1"]["confidence"]
-    assert interval["low"] < scores["f1"]["score"] < interval["high"] and "COLLINS" in scores["f1"]["how"]
+    assert (
+        interval["low"] < scores["f1"]["score"] < interval["high"]
+        and "COLLINS" in scores["f1"]["how"]
+    )
     assert any("F1" in line for line in task.summary(scores | {"perplexity": 1.0}))
     predictions = task.predictions(sources, broken, [targets])
-    compared = Predictions(predictions.hypotheses, predictions.references)  # the only texts in a record
+    compared = Predictions(
+        predictions.hypotheses, predictions.references
+    )  # the only texts in a record
     statistics = task.metric("f1").statistics(compared, task.config)
     assert statistics.corpus_score == pytest.approx(scores["f1"]["score"], abs=1e-4)
 
@@ -95,7 +121,9 @@ def test_empty_parse_has_zero_precision():
 def test_f1_is_given_by_length():
     short, long = "(NP DT NN )NP", " ".join(["(S", *["NN"] * 11, ")S"])
     sources, targets = ["a b", " ".join("a" * 11), "a b"], [short, long, short]
-    scores = scores_of(task_of(config_of()), sources, [short, long.replace("S", "NP"), short], targets)
+    scores = scores_of(
+        task_of(config_of()), sources, [short, long.replace("S", "NP"), short], targets
+    )
     assert scores["f1"]["by_words"] == [
         {"from_words": 1, "sentences": 2, "f1": 100.0}, {"from_words": 11, "sentences": 1, "f1": 0.0}
     ]  # fmt: skip
@@ -110,7 +138,10 @@ def test_sentences_skipped_by_evalb_are_counted():
     assert scores["f1"]["score"] == pytest.approx(100 * 2 * 7 / (9 + 7), abs=1e-3)
     none = scores_of(task, [words], [wrong], [target])
     assert none["evalb_f1"] == {"score": None, "sentences": 0, "left_out": 1}
-    assert "as EVALB: no sentence scored, 1 sentences skipped" in task.summary(none | {"perplexity": 9.0})[0]
+    assert (
+        "as EVALB: no sentence scored, 1 sentences skipped"
+        in task.summary(none | {"perplexity": 9.0})[0]
+    )
 
 
 def test_penn_treebank_escapes_are_removed_from_sources():
@@ -128,7 +159,11 @@ def test_user_input_is_preprocessed_like_the_examples():
     assert task.preprocess_source("mice ( n = 5 ) died") == "mice -LRB- n = 5 -RRB- died"
     tree = "(TOP (NP (NNS mice) (-LRB- -LRB-) (CD 5) (-RRB- -RRB-)))"
     assert task.preprocess_target("mice ( 5 )", tree) == "(NP NNS -LRB- CD -RRB- )NP"
-    for text, names in (("(NP", ["1 ')'"]), ("(NP (NN a)) (NP (NN b))", ["2 trees"]), ("(NP (NN rats))", [])):
+    for text, names in (
+        ("(NP", ["1 ')'"]),
+        ("(NP (NN a)) (NP (NN b))", ["2 trees"]),
+        ("(NP (NN rats))", []),
+    ):
         with refused(*names):
             task.preprocess_target("mice ( 5 )", text)
 
@@ -144,17 +179,31 @@ def test_empty_source_has_an_empty_output():
 @pytest.mark.parametrize(
     ("data", "groups", "names"),
     [
-        (dict(joint_vocabulary=True), dict(model=dict(tie_embeddings="all")), ("joint_vocabulary",)),
-        (dict(valid="v"), dict(eval=dict(metric="bleu", decode_every_steps=5)), ("'bleu'", "data.task", "f1")),
+        (
+            dict(joint_vocabulary=True),
+            dict(model=dict(tie_embeddings="all")),
+            ("joint_vocabulary",),
+        ),
+        (
+            dict(valid="v"),
+            dict(eval=dict(metric="bleu", decode_every_steps=5)),
+            ("'bleu'", "data.task", "f1"),
+        ),
         (dict(on_too_long="truncate"), {}, ("data.on_too_long",)),
         (dict(task="translation"), dict(parsing=dict(grammar=True)), ("parsing.grammar",)),
-        (dict(task="translation"), dict(parsing=dict(word_numbers=4)), ("parsing.word_numbers", "data.task")),
+        (
+            dict(task="translation"),
+            dict(parsing=dict(word_numbers=4)),
+            ("parsing.word_numbers", "data.task"),
+        ),
     ],
 )
 def test_impossible_settings_are_refused(data, groups, names):
     groups = {"data": dict(task="parsing", joint_vocabulary=False) | data} | groups
     with refused(*names):
-        task_of(config_lib.resolve(config_lib.to_config_dict(config_of(**groups)))).validate_config()
+        task_of(
+            config_lib.resolve(config_lib.to_config_dict(config_of(**groups)))
+        ).validate_config()
 
 
 @pytest.mark.drill
@@ -178,7 +227,17 @@ def test_small_grammar_is_learned(treebank, capsys, tmp_path, monkeypatch):
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics if "valid_f1" in line] == [60, 120]
     (tmp_path / "in.txt").write_text("the dog saw a cat .\n\nthe fish ate the cat of a dog .\n")
-    assert main(["translate", f"--workdir={run}", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.txt"]) == 0
+    assert (
+        main(
+            [
+                "translate",
+                f"--workdir={run}",
+                f"--input={tmp_path}/in.txt",
+                f"--output={tmp_path}/out.txt",
+            ]
+        )
+        == 0
+    )
     lines = (tmp_path / "out.txt").read_text().split("\n")
     assert lines[1] == "" and len(lines) == 4
     assert [leaf.word for leaf in leaves(read(lines[0]))] == "the dog saw a cat .".split()
@@ -190,7 +249,17 @@ def test_small_grammar_is_learned(treebank, capsys, tmp_path, monkeypatch):
     assert main(["score", *pairs, "--tokens"]) == 0 and "<unk>" not in capsys.readouterr().out
     (tmp_path / "out.txt").write_text("(NP (NN dog))\n")
     assert main(["score", *pairs]) == 0 and "nan" in capsys.readouterr().out
-    attend = ["attend", f"--workdir={run}", "--source=the dog ate a fish .", f"--output={tmp_path}/a.npz"]
+    attend = [
+        "attend",
+        f"--workdir={run}",
+        "--source=the dog ate a fish .",
+        f"--output={tmp_path}/a.npz",
+    ]
     assert main(attend) == 0 and "<unk>" not in capsys.readouterr().out
-    prefixed = ["translate", f"--workdir={run}", f"--input={tmp_path}/in.txt", f"--prefix={tmp_path}/out.txt"]
+    prefixed = [
+        "translate",
+        f"--workdir={run}",
+        f"--input={tmp_path}/in.txt",
+        f"--prefix={tmp_path}/out.txt",
+    ]
     refused_command(prefixed, "prefix")

@@ -10,7 +10,14 @@ from helpers.random_trees import random_tree
 from helpers.refusals import refused
 
 from t2t_flax.extensions.parsing.source import open_trees
-from t2t_flax.extensions.parsing.trees import Node, bracketed, from_linear, leaves, linear, read_trees
+from t2t_flax.extensions.parsing.trees import (
+    Node,
+    bracketed,
+    from_linear,
+    leaves,
+    linear,
+    read_trees,
+)
 
 TEXT = "(TOP (S (NP (DT The) (NN dog)) (VP (VBD slept)) (. .)))"
 
@@ -99,9 +106,16 @@ def test_corpus_of_several_files(tmp_path):
         file.write(TEXT + "\n")
     source = open_trees("wsj/*.mrg, c.trees.gz", root=str(tmp_path), key="config.data.train")
     pairs = list(source.pairs())
-    assert [pair[0].split()[1] for pair in pairs] == ["cat", "dog", "dog", "dog"] and source.count == 4
+    assert [pair[0].split()[1] for pair in pairs] == [
+        "cat",
+        "dog",
+        "dog",
+        "dog",
+    ] and source.count == 4
     assert source.where(2).endswith("b.mrg line 3")
-    assert source.fingerprint() != open_trees("c.trees.gz", root=str(tmp_path), key="k").fingerprint()
+    assert (
+        source.fingerprint() != open_trees("c.trees.gz", root=str(tmp_path), key="k").fingerprint()
+    )
 
 
 def test_missing_and_empty_corpora_are_refused(tmp_path):

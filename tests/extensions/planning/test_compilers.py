@@ -7,12 +7,18 @@ import sys
 import jax
 import pytest
 
-from t2t_flax.extensions.planning.command import compiler_environment, has_gpu_compiler, has_tpu_compiler
+from t2t_flax.extensions.planning.command import (
+    compiler_environment,
+    has_gpu_compiler,
+    has_tpu_compiler,
+)
 from t2t_flax.extensions.shared.processes import child_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 tpu = pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed (extra plan)")
-gpu = pytest.mark.skipif(not has_gpu_compiler(), reason="JAX's CUDA plugin is not installed (extra plan-gpu)")
+gpu = pytest.mark.skipif(
+    not has_gpu_compiler(), reason="JAX's CUDA plugin is not installed (extra plan-gpu)"
+)
 
 SMALL = {
     "model.num_encoder_layers": 1, "model.num_decoder_layers": 1, "model.d_model": 64, "model.d_ff": 128,
@@ -34,11 +40,16 @@ for line in sys.stdin:
 def run_here():
     """run_here(argv): runs a command in the one process that has the environment in which `plan` compiles."""
     words, env = [sys.executable, "-c", COMMANDS], child_environment(**compiler_environment([]))
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as process:
 
         def run(argv: list[str]) -> None:
             print(json.dumps(argv), file=process.stdin, flush=True)
-            ended = next((line for line in process.stdout if line.startswith("exit code")), "the process has ended")
+            ended = next(
+                (line for line in process.stdout if line.startswith("exit code")),
+                "the process has ended",
+            )
             assert ended == "exit code 0\n", ended
 
         yield run
@@ -57,7 +68,14 @@ def plan(run_here, tmp_path_factory):
             file = tmp_path_factory.mktemp("plan") / "plan.json"
             keys = SMALL | {f"mesh.{name}": value for name, value in mesh.items()}
             overrides = [f"--config.{name}={value}" for name, value in keys.items()]
-            argv = ["plan", "--config=aiayn_base", f"--topology={topology}", f"--json={file}", *overrides, *flags]
+            argv = [
+                "plan",
+                "--config=aiayn_base",
+                f"--topology={topology}",
+                f"--json={file}",
+                *overrides,
+                *flags,
+            ]
             if records:
                 run_here(argv)
             else:
@@ -93,7 +111,9 @@ def test_data_parallel_tpu_program_reduces_its_gradients_once(plan):
 
 
 @tpu
-@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.drill), "bfloat16"])
+@pytest.mark.parametrize(
+    "precision", [pytest.param("float32", marks=pytest.mark.drill), "bfloat16"]
+)
 @pytest.mark.parametrize(
     "mesh",
     [dict(), dict(fsdp=4, data=1), dict(fsdp=4, data=1, fsdp_mode="zero1"), dict(tensor=2, data=2)],
@@ -141,22 +161,34 @@ def test_two_tpu_slices_exchange_parts_of_their_gradients(plan):
 @tpu
 def test_tensor_parallel_tpu_program_sends_activations(plan):
     replicated, tensor = plan("v5e:2x2"), plan("v5e:2x2", tensor=4, data=1)
-    runs = [sum(row["runs"] for row in record["train"]["collectives"]) for record in (replicated, tensor)]
+    runs = [
+        sum(row["runs"] for row in record["train"]["collectives"])
+        for record in (replicated, tensor)
+    ]
     assert runs[1] > runs[0] and tensor["state_bytes"] < 0.35 * replicated["state_bytes"]
 
 
 @tpu
 def test_data_parallel_tpu_program_calls_fused_attention_and_exchanges_no_more(plan):
     wide = ("--config.model.num_heads=1", "--config.data.pack_length=128")
-    einsum, splash = plan("v5e:2x2", *wide), plan("v5e:2x2", *wide, "--config.model.attention_kernel=splash")
-    assert splash["train"]["custom_calls"] == {"tpu_custom_call": 6}  # forward and backward, of three attentions
+    einsum, splash = (
+        plan("v5e:2x2", *wide),
+        plan("v5e:2x2", *wide, "--config.model.attention_kernel=splash"),
+    )
+    assert splash["train"]["custom_calls"] == {
+        "tpu_custom_call": 6
+    }  # forward and backward, of three attentions
     assert not einsum["train"]["custom_calls"]
     assert bytes_by_kind(splash) == bytes_by_kind(einsum)
 
 
 @tpu
 def test_tensor_parallel_tpu_program_calls_fused_attention_on_its_own_heads(plan):
-    wide = ("--config.model.d_model=128", "--config.model.num_heads=2", "--config.data.pack_length=128")
+    wide = (
+        "--config.model.d_model=128",
+        "--config.model.num_heads=2",
+        "--config.data.pack_length=128",
+    )
     einsum, splash = (
         plan("v5e:2x2", *wide, f"--config.model.attention_kernel={kernel}", data=2, tensor=2)
         for kernel in ("einsum", "splash")
@@ -166,7 +198,9 @@ def test_tensor_parallel_tpu_program_calls_fused_attention_on_its_own_heads(plan
 
 
 @tpu
-@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="jax 0.10 cannot read programs of this libtpu")
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 12), reason="jax 0.10 cannot read programs of this libtpu"
+)
 def test_tpu7x_compiles_for_two_devices_a_chip(plan):
     record = plan("tpu7x:2x2x1", data=8)
     assert record["devices"] == 8 and record["train"]["fits"] and record["bound"]["seconds"] > 0
@@ -181,14 +215,20 @@ def test_gpu_program_reduces_its_gradients_once(plan):
     assert record["train"]["memory"]["argument"] >= record["state_bytes"]
     assert record["bound"]["seconds"] > 0
     traffic = record["train"]["traffic"]
-    assert traffic["kernels"] > 100 and traffic["bytes"] > record["state_bytes"] and traffic["seconds"] > 0
+    assert (
+        traffic["kernels"] > 100
+        and traffic["bytes"] > record["state_bytes"]
+        and traffic["seconds"] > 0
+    )
 
 
 @gpu
 def test_gpu_program_calls_fused_attention(plan):
     calls = plan("h100-8")["train"]["custom_calls"]
     kernels = {name: count for name, count in calls.items() if name.startswith("__cudnn$fmha")}
-    assert len(kernels) == 2 and set(kernels.values()) == {3}  # forward and backward, of three attentions
+    assert len(kernels) == 2 and set(kernels.values()) == {
+        3
+    }  # forward and backward, of three attentions
 
 
 @gpu

@@ -80,9 +80,7 @@ LOOP = """
   ROOT %c = pred[] compare(%i, %n), direction={direction}
 }}
 """
-ENTRY_LOOP = (
-    "  %p = (s32[], f32[8,4]) parameter(0)\n  ROOT %w = (s32[], f32[8,4]) while(%p), condition=%condition, body=%body"
-)
+ENTRY_LOOP = "  %p = (s32[], f32[8,4]) parameter(0)\n  ROOT %w = (s32[], f32[8,4]) while(%p), condition=%condition, body=%body"
 
 
 def test_loops_multiply_by_known_trip_counts():
@@ -99,7 +97,11 @@ def test_loops_multiply_by_known_trip_counts():
     [
         ("8,4", "", True),
         ("", "", False),
-        ("8,4", "  %z = f32[8,4] broadcast(%p)\n  %x = f32[8,4] dynamic-update-slice(%z, %p, %i)\n", False),
+        (
+            "8,4",
+            "  %z = f32[8,4] broadcast(%p)\n  %x = f32[8,4] dynamic-update-slice(%z, %p, %i)\n",
+            False,
+        ),
     ],
     ids=["array", "number", "gathering by a sum of parts"],
 )
@@ -131,9 +133,15 @@ def test_collective_in_several_fusions_counts_once():
         "  %b = f32[8,4] fusion(%a), kind=kCustom, calls=%middle\n"
         "  ROOT %c = f32[8,4] fusion(%b), kind=kCustom, calls=%done"
     )
-    assert collectives_of(body, before) == [Collective("all-gather", 128, (0, 1, 2, 3), overlaps=True)]
-    without = body.replace("  %b = f32[8,4] fusion(%a), kind=kCustom, calls=%middle\n", "").replace("(%b)", "(%a)")
-    assert collectives_of(without, before) == [Collective("all-gather", 128, (0, 1, 2, 3), overlaps=False)]
+    assert collectives_of(body, before) == [
+        Collective("all-gather", 128, (0, 1, 2, 3), overlaps=True)
+    ]
+    without = body.replace("  %b = f32[8,4] fusion(%a), kind=kCustom, calls=%middle\n", "").replace(
+        "(%b)", "(%a)"
+    )
+    assert collectives_of(without, before) == [
+        Collective("all-gather", 128, (0, 1, 2, 3), overlaps=False)
+    ]
 
 
 def test_transfers_between_slices_count_as_their_operation():
@@ -151,7 +159,9 @@ def test_transfers_between_slices_count_as_their_operation():
         "  ROOT %o = f32[8,4] get-tuple-element(%d), index=0"
     )
     work = "  %w = f32[8,8] dot(%p, %p)\n"
-    assert collectives_of(body.replace("{between}", "")) == [Collective("all-reduce", 128, (0,), across_slices=True)]
+    assert collectives_of(body.replace("{between}", "")) == [
+        Collective("all-reduce", 128, (0,), across_slices=True)
+    ]
     assert collectives_of(body.replace("{between}", work))[0].overlaps
 
 

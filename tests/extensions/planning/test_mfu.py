@@ -24,8 +24,12 @@ def test_mfu_has_two_numerators_and_only_known_denominators():
     assert measured_peak(jnp.float32, size=256) > 1e8
 
 
-@pytest.mark.parametrize("precision, peak", [("bfloat16", 989e12), ("float32", None), ("tf32", None)])
-def test_a_data_sheet_counts_in_the_precision_it_is_about(tmp_path, cache, monkeypatch, precision, peak):
+@pytest.mark.parametrize(
+    "precision, peak", [("bfloat16", 989e12), ("float32", None), ("tf32", None)]
+)
+def test_a_data_sheet_counts_in_the_precision_it_is_about(
+    tmp_path, cache, monkeypatch, precision, peak
+):
     run = start(tiny_run(tmp_path, train=dict(precision=precision)), tmp_path, cache)
     monkeypatch.setattr(mfu_lib, "data_sheet_peak", lambda device: 989e12)
     assert mfu_lib.peaks_of(run)["data_sheet"] == peak

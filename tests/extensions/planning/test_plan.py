@@ -25,8 +25,12 @@ def config_of(**groups):
     return small_config(data=dict(vocab_size=VOCAB), **groups)
 
 
-@pytest.mark.parametrize(("machine", "compiler", "extra"), [("v5e-16", "tpu", "plan"), ("h100-8", "gpu", "plan-gpu")])
-def test_missing_compiler_is_reported_with_its_install_command(monkeypatch, machine, compiler, extra):
+@pytest.mark.parametrize(
+    ("machine", "compiler", "extra"), [("v5e-16", "tpu", "plan"), ("h100-8", "gpu", "plan-gpu")]
+)
+def test_missing_compiler_is_reported_with_its_install_command(
+    monkeypatch, machine, compiler, extra
+):
     monkeypatch.setattr(command, f"has_{compiler}_compiler", lambda: False)
     with refused(machine, f"[{extra}]"):
         command.require_compilers([parse("cpu:8"), parse(machine)])
@@ -40,17 +44,24 @@ def test_child_environment_has_the_devices_of_the_largest_cpu():
 
 @pytest.mark.parametrize(
     ("mesh", "key"),
-    [({"tensor": 3}, "config.mesh"), ({"tensor": 8}, "config.model.num_heads"), ({"slices": 3}, "config.mesh.slices")],
+    [
+        ({"tensor": 3}, "config.mesh"),
+        ({"tensor": 8}, "config.model.num_heads"),
+        ({"slices": 3}, "config.mesh.slices"),
+    ],
 )
 def test_impossible_mesh_is_refused_with_its_key(mesh, key):
     with refused(key):
         runs.abstract_run(config_of(mesh=mesh), parse("cpu:8"))
 
 
-@pytest.mark.parametrize("flags", ["--topology=v7q-8", "--topology=,", "--topology=cpu:8 --rows=0", ""])
+@pytest.mark.parametrize(
+    "flags", ["--topology=v7q-8", "--topology=,", "--topology=cpu:8 --rows=0", ""]
+)
 def test_wrong_flags_are_refused(flags):
     refused_command(
-        ["plan", "--config=aiayn_base", *flags.split()], flags.split("=")[0].split()[-1] if flags else "--topology"
+        ["plan", "--config=aiayn_base", *flags.split()],
+        flags.split("=")[0].split()[-1] if flags else "--topology",
     )
 
 
@@ -82,7 +93,9 @@ def test_plan_of_simulated_devices():
 
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_traced_products_have_the_flops_of_the_formula(remat):
-    config = config_of(train=dict(remat=remat), model=dict(pad_vocab_to_multiple=1), loss=dict(logits_chunk_size=0))
+    config = config_of(
+        train=dict(remat=remat), model=dict(pad_vocab_to_multiple=1), loss=dict(logits_chunk_size=0)
+    )
     run = runs.abstract_run(config, parse("cpu:1"))
     shape = batch_shape(config, 1)
     products = matrix_products(runs.trace_train_step(run, shape).jaxpr.jaxpr)
@@ -101,13 +114,17 @@ def test_traced_products_have_the_flops_of_the_formula(remat):
     ],
 )
 def test_products_of_frozen_parameters_are_not_counted(keys, model):
-    sizes = dict(num_encoder_layers=2, num_decoder_layers=2, d_model=32, d_ff=96, pad_vocab_to_multiple=1)
+    sizes = dict(
+        num_encoder_layers=2, num_decoder_layers=2, d_model=32, d_ff=96, pad_vocab_to_multiple=1
+    )
     config = config_of(finetuning=keys, model=sizes | model, loss=dict(logits_chunk_size=0))
     run, shape = runs.abstract_run(config, parse("cpu:1")), batch_shape(config, 1, rows=16)
     products = matrix_products(runs.trace_train_step(run, shape).jaxpr.jaxpr)
     everything = config_of(model=sizes | model)
     counted = update_flops(config, shape, run.state.params)
-    all_trained = update_flops(everything, shape, runs.abstract_run(everything, parse("cpu:1")).state.params)
+    all_trained = update_flops(
+        everything, shape, runs.abstract_run(everything, parse("cpu:1")).state.params
+    )
     assert counted == pytest.approx(sum(row["flops"] for row in products), rel=0.1)
     assert counted < all_trained
 
@@ -116,12 +133,16 @@ def test_products_of_frozen_parameters_are_not_counted(keys, model):
 def test_compiler_counts_as_many_flops_with_frozen_parameters(keys):
     """The loss in chunks, too: its gradient of a frozen table is traced, but not compiled."""
     config = small_config(
-        finetuning=keys, model=dict(d_model=128, d_ff=512, dropout=0.0), data=dict(vocab_size=1024, pack_length=32)
+        finetuning=keys,
+        model=dict(d_model=128, d_ff=512, dropout=0.0),
+        data=dict(vocab_size=1024, pack_length=32),
     )
     run, shape = runs.abstract_run(config, parse("cpu:1")), batch_shape(config, 1, rows=8)
     xla = runs.trace_train_step(run, shape).lower().compile().cost_analysis()["flops"]
     assert update_flops(config, shape, run.state.params) == pytest.approx(xla, rel=0.08)
-    all_trained = config.with_values({f"finetuning.{name}": getattr(FineTuning, name) for name in keys})
+    all_trained = config.with_values(
+        {f"finetuning.{name}": getattr(FineTuning, name) for name in keys}
+    )
     assert update_flops(all_trained, shape, run.state.params) > 1.2 * xla
 
 
@@ -135,7 +156,9 @@ def test_products_in_a_kernel_on_each_device_count_with_all_blocks_and_devices()
 
 def test_plan_of_an_oversized_program_is_reported(monkeypatch):
     refusal = {"fits": False, "needed_bytes": 30 * 2.0**30, "available_bytes": 15.75 * 2**30}
-    monkeypatch.setattr("t2t_flax.extensions.planning.plan.compile_train_step", lambda run, shape: refusal)
+    monkeypatch.setattr(
+        "t2t_flax.extensions.planning.plan.compile_train_step", lambda run, shape: refusal
+    )
     plan = make_plan(config_of(), parse("cpu:8"))
     text = report.describe(config_of(), parse("v5e-8"), plan)
     assert_names(text, "30.00 GiB", "15.75 GiB", "config.mesh.fsdp")
@@ -147,7 +170,14 @@ def test_plan_of_an_oversized_program_is_reported(monkeypatch):
     [
         (
             "h100-8",
-            {"traffic": {"kernels": 2629, "custom_calls": 36, "bytes": 136_300_000_000, "seconds": 0.0407}},
+            {
+                "traffic": {
+                    "kernels": 2629,
+                    "custom_calls": 36,
+                    "bytes": 136_300_000_000,
+                    "seconds": 0.0407,
+                }
+            },
             ("136.3 GB", "40.7 ms", "2,629 kernels", "36 custom"),
             0.0407,
         ),
@@ -157,7 +187,12 @@ def test_plan_of_an_oversized_program_is_reported(monkeypatch):
             ("estimate", "75.3 million", "50.1 ms", "36"),
             0.0501,
         ),
-        ("tpu7x-16", {"estimate": {"cycles": 75_280_000, "custom_calls": 0, "seconds": None}}, ("75.3 million",), None),
+        (
+            "tpu7x-16",
+            {"estimate": {"cycles": 75_280_000, "custom_calls": 0, "seconds": None}},
+            ("75.3 million",),
+            None,
+        ),
     ],
 )
 def test_plan_says_what_the_compiled_program_takes(machine, compiled, names, seconds, monkeypatch):
@@ -165,11 +200,15 @@ def test_plan_says_what_the_compiled_program_takes(machine, compiled, names, sec
         "fits": True, "memory": {"temp": 1, "peak": 2}, "collectives": [], "custom_calls": {}, "traffic": None,
         "gradient_exchanges": {"times": 1, "in_loop": False, "bytes": 0}, "estimate": None,
     }  # fmt: skip
-    monkeypatch.setattr(planning, "abstract_run", lambda config, machine: runs.abstract_run(config, parse("cpu:8")))
+    monkeypatch.setattr(
+        planning, "abstract_run", lambda config, machine: runs.abstract_run(config, parse("cpu:8"))
+    )
     monkeypatch.setattr(planning, "compile_train_step", lambda run, shape: train | compiled)
     plan = make_plan(config_of(), parse(machine))
     assert plan["rates"]["seconds"] == (seconds or plan["bound"]["seconds"])
-    assert plan["rates"]["tokens_per_second"] == pytest.approx(plan["tokens"] / plan["rates"]["seconds"])
+    assert plan["rates"]["tokens_per_second"] == pytest.approx(
+        plan["tokens"] / plan["rates"]["seconds"]
+    )
     assert_names(report.describe(config_of(), parse(machine), plan), *names)
     assert seconds is None or f"{1e3 * seconds:.2f}" in report.table([plan])
 

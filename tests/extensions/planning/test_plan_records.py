@@ -13,21 +13,36 @@ RECORDS = sorted(RESULTS.glob("plan_*.json"))
 PLANS = [plan for record in RECORDS for plan in json.loads(record.read_text())]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: f"{plan['topology']}-{plan['flops_per_device']:.0e}")
+@pytest.mark.parametrize(
+    "plan", PLANS, ids=lambda plan: f"{plan['topology']}-{plan['flops_per_device']:.0e}"
+)
 def test_recorded_programs_fit_in_memory_with_their_state(plan):
     train = plan["train"]
     assert train["fits"] and train["memory"]["peak"] < plan["usable_bytes"]
-    padded = 1.001 if plan["mesh"]["fsdp"] == 1 else 1.5  # parts of arrays are padded to whole tiles
+    padded = (
+        1.001 if plan["mesh"]["fsdp"] == 1 else 1.5
+    )  # parts of arrays are padded to whole tiles
     assert 1 <= train["memory"]["argument"] / plan["state_bytes"] < padded
-    line = roofline(parse(plan["topology"]), plan["flops_per_device"], 2 * plan["state_bytes"], train["collectives"])
+    line = roofline(
+        parse(plan["topology"]),
+        plan["flops_per_device"],
+        2 * plan["state_bytes"],
+        train["collectives"],
+    )
     assert plan["bound"]["seconds"] == pytest.approx(line.seconds)
     compiled = train["traffic"] if parse(plan["topology"]).platform == "gpu" else train["estimate"]
     assert plan["rates"]["seconds"] == pytest.approx(max(line.seconds, compiled["seconds"]))
 
 
 def test_base_and_big_are_recorded():
-    topologies = {record.name: {plan["topology"] for plan in json.loads(record.read_text())} for record in RECORDS}
-    assert topologies["plan_base.json"] >= {"v5e-8", "h100-8"} and "h100-8" in topologies["plan_big.json"]
+    topologies = {
+        record.name: {plan["topology"] for plan in json.loads(record.read_text())}
+        for record in RECORDS
+    }
+    assert (
+        topologies["plan_base.json"] >= {"v5e-8", "h100-8"}
+        and "h100-8" in topologies["plan_big.json"]
+    )
 
 
 def test_planned_memory_of_base_is_what_an_h100_needed():

@@ -11,7 +11,14 @@ from t2t_flax.extensions.planning.topology import parse
 
 def row(kind="all-reduce", devices=4, slices=1, links=2, hops=0, runs=1, size=8e9, overlaps=False):
     return dict(
-        kind=kind, devices=devices, slices=slices, links=links, hops=hops, runs=runs, bytes=size, overlaps=overlaps
+        kind=kind,
+        devices=devices,
+        slices=slices,
+        links=links,
+        hops=hops,
+        runs=runs,
+        bytes=size,
+        overlaps=overlaps,
     )
 
 
@@ -31,13 +38,19 @@ def test_seconds_of_a_collective():
     assert collective_seconds(v5e, row(hops=3, runs=2))[0] == pytest.approx(0.12 + 2 * 3 * 2e-6)
     assert collective_seconds(parse("2xv5e-4"), row(slices=2))[1] == pytest.approx(2e9 / 3.125e9)
     # A v3 device is half a chip, and has half its network.
-    assert collective_seconds(parse("2xv3-8"), row(slices=2))[1] == pytest.approx(2e9 / (3.125e9 / 2))
+    assert collective_seconds(parse("2xv3-8"), row(slices=2))[1] == pytest.approx(
+        2e9 / (3.125e9 / 2)
+    )
 
 
 def test_three_terms_of_a_step():
     line = roofline(parse("v5e-4"), 197e12, 819e9 / 2, [row(), row(overlaps=True)])
     assert line == Roofline(
-        pytest.approx(1.0), pytest.approx(0.5), pytest.approx(0.24), pytest.approx(0.0), pytest.approx(0.12)
+        pytest.approx(1.0),
+        pytest.approx(0.5),
+        pytest.approx(0.24),
+        pytest.approx(0.0),
+        pytest.approx(0.12),
     )
     assert line.seconds == pytest.approx(1.12) and line.bottleneck == "compute"
     assert roofline(parse("v3-8"), 61.5e12, 450e9, []).seconds == pytest.approx(1.0)
@@ -69,7 +82,9 @@ def test_links_of_a_group_of_devices():
 
 def test_summary_groups_collectives_and_sums_bytes():
     topology = parse("2xv5e:2x2")
-    layout = DeviceLayout((0,) * 4 + (1,) * 4, ((0, 0), (0, 1), (1, 0), (1, 1)) * 2, topology, {"data": 4, "fsdp": 2})
+    layout = DeviceLayout(
+        (0,) * 4 + (1,) * 4, ((0, 0), (0, 1), (1, 0), (1, 1)) * 2, topology, {"data": 4, "fsdp": 2}
+    )
     everyone, near = tuple(range(8)), (0, 1, 2, 3)
     rows = layout.summary(
         [
@@ -95,4 +110,6 @@ def test_gpus_of_hosts_send_over_nvlink_and_network():
     h100 = parse("2xh100-8")
     near, far = collective_seconds(h100, row(devices=8, slices=2, links=1, size=8e9))
     assert near == pytest.approx(2 * 7 / 8 * 8e9 / 450e9) and far == pytest.approx(1e9 / 50e9)
-    assert DeviceLayout((0,) * 8 + (1,) * 8, ((0,),) * 16, h100, {"data": 16}).links(tuple(range(16))) == (1, 1)
+    assert DeviceLayout((0,) * 8 + (1,) * 8, ((0,),) * 16, h100, {"data": 16}).links(
+        tuple(range(16))
+    ) == (1, 1)

@@ -38,7 +38,12 @@ from t2t_flax.extensions.planning.topology import _SHAPES, _sizes, parse, parse_
 )
 def test_topology_names_give_device_shapes(name, chips, devices, shape, slices):
     topology = parse(name)
-    assert (topology.chips, topology.devices, topology.shape, topology.slices) == (chips, devices, shape, slices)
+    assert (topology.chips, topology.devices, topology.shape, topology.slices) == (
+        chips,
+        devices,
+        shape,
+        slices,
+    )
     assert str(chips if topology.chip else devices) in topology.describe()
 
 
@@ -51,12 +56,14 @@ def test_vendor_sizes_and_shapes_agree():
 
 
 def test_several_names_by_comma_or_repetition():
-    assert [t.name for t in parse_all(["v5e-16,v5p:4x4x4", "cpu:2"])] == ["v5e-16", "v5p:4x4x4", "cpu:2"]
+    assert [t.name for t in parse_all(["v5e-16,v5p:4x4x4", "cpu:2"])] == [
+        "v5e-16",
+        "v5p:4x4x4",
+        "cpu:2",
+    ]
 
 
-WRONG = (
-    "v5x-256 pod v5e-512 v5e:32x32 v5p:16x16x32 v5e-20 v5p-12 v5e:4x4x4 v5p:4x4 v5e:3x4 v5e:big v5e:0x4 0xv5e-16 cpu:0 "
-)
+WRONG = "v5x-256 pod v5e-512 v5e:32x32 v5p:16x16x32 v5e-20 v5p-12 v5e:4x4x4 v5p:4x4 v5e:3x4 v5e:big v5e:0x4 0xv5e-16 cpu:0 "
 
 
 @pytest.mark.parametrize("name", [*WRONG.split(), "h100-12", "h100-0", "b900-8"])
@@ -69,5 +76,8 @@ def test_unknown_machines_are_refused(name):
 def test_gpu_target_configs_match_the_chip_table(name):
     chip = GPUS[name]
     text = target_config(chip)
-    assert f"device_memory_size: {int(chip.hbm_bytes)}\n" in text and f"core_count: {chip.target.cores} " in text
+    assert (
+        f"device_memory_size: {int(chip.hbm_bytes)}\n" in text
+        and f"core_count: {chip.target.cores} " in text
+    )
     assert f'device_description_str: "{chip.kind}' in text and text.count("{") == text.count("}")

@@ -61,9 +61,7 @@ GEMM = (
     'custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":'
     '{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}'
 )
-SCORES = (
-    '"cudnn_fmha_backend_config": {"intermediate_tensor_shape": {"dimensions": ["2", "4", "16", "16"], "layout": {}}}'
-)
+SCORES = '"cudnn_fmha_backend_config": {"intermediate_tensor_shape": {"dimensions": ["2", "4", "16", "16"], "layout": {}}}'
 
 
 def kernels_of(body: str, before: str = "") -> list[traffic.Kernel]:
@@ -84,7 +82,12 @@ def kernels_of(body: str, before: str = "") -> list[traffic.Kernel]:
         ("f32[1,4] dynamic-slice(%a, %i, %i)", 16 + 8, 16, 0),
         ("f32[100,4] dynamic-update-slice(%a, %b, %i)", 16 + 4, 16, 0),
         ("(f32[1,4], f32[1,4], u32[]) copy-start(%b)", 16, 20, 0),
-        ("((f32[100,4], f32[1,4]), f32[1,4], u32[]) fusion-start(%a, %b), kind=kLoop, calls=%slicing", 32, 16, 0),
+        (
+            "((f32[100,4], f32[1,4]), f32[1,4], u32[]) fusion-start(%a, %b), kind=kLoop, calls=%slicing",
+            32,
+            16,
+            0,
+        ),
         ("f32[100,4] all-reduce-start(%a), to_apply=%add", 1600, 1600, 0),
     ],
     ids=lambda value: value.split(" ")[-1][:20] if isinstance(value, str) else "",
@@ -96,9 +99,13 @@ def test_bytes_and_flops_of_a_kernel(instruction, read, written, flops):
 
 @pytest.mark.parametrize(("name", "products"), [("fmhaSoftmax", 2), ("fmhaSoftmaxBackward", 5)])
 def test_flops_of_cudnn_attention(name, products):
-    call = f'custom-call(%q, %q, %q), custom_call_target="__cudnn${name}", backend_config={{{SCORES}}}'
+    call = (
+        f'custom-call(%q, %q, %q), custom_call_target="__cudnn${name}", backend_config={{{SCORES}}}'
+    )
     (kernel,) = kernels_of(f"  ROOT %r = (bf16[2,4,16,8], u8[0]) {call}")
-    assert kernel.flops == products * 2 * (2 * 4 * 16 * 16) * 8 and kernel.called == f"__cudnn${name}"
+    assert (
+        kernel.flops == products * 2 * (2 * 4 * 16 * 16) * 8 and kernel.called == f"__cudnn${name}"
+    )
     assert kernel.bytes == 4 * 2048
 
 
@@ -128,7 +135,9 @@ def test_totals_count_loops_and_called_kernels():
 
 
 def test_bytes_become_seconds_by_data_sheet_and_cycles_by_the_clock():
-    kernels = kernels_of('  ROOT %r = f32[100,4] negate(%a), backend_config={"estimated_cycles":"3006"}')
+    kernels = kernels_of(
+        '  ROOT %r = f32[100,4] negate(%a), backend_config={"estimated_cycles":"3006"}'
+    )
     assert traffic.gpu_traffic(kernels, GPUS["h100"]) == {
         "kernels": 1, "custom_calls": 0, "bytes": 3200, "seconds": 3200 / 3352.32e9,
     }  # fmt: skip
@@ -166,7 +175,10 @@ def test_parts_of_the_step(op_name, part):
 
 
 def test_part_of_a_fusion_without_a_name_is_that_of_its_result():
-    names = ('metadata={op_name="feed_forward/add"}', 'metadata={op_name="decoder_1/residual_ffn/add"}')
+    names = (
+        'metadata={op_name="feed_forward/add"}',
+        'metadata={op_name="decoder_1/residual_ffn/add"}',
+    )
     body = (
         f"%fused (a: f32[4]) -> f32[4] {{\n  %a = f32[4] parameter(0)\n  %n = f32[4] negate(%a), {names[0]}\n"
         f"  ROOT %r = f32[4] negate(%n), {names[1]}\n}}\n"

@@ -20,7 +20,12 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.updates import plain_stream
 from t2t_flax.data.hooks import training_stream
 from t2t_flax.extensions.recipes import padded_batches
-from t2t_flax.extensions.recipes.padded_batches import GROUP_MULTIPLE, group_starts, levels, padded_stream
+from t2t_flax.extensions.recipes.padded_batches import (
+    GROUP_MULTIPLE,
+    group_starts,
+    levels,
+    padded_stream,
+)
 
 
 def naive_groups(lengths, cap):
@@ -50,12 +55,16 @@ def test_groups_keep_their_bound_for_any_length_order(lengths, cap):
     groups = np.split(lengths, group_starts(lengths, cap))
     assert np.concatenate(groups).tolist() == lengths.tolist()
     assert all(len(group) * group.max(initial=0) <= cap for group in groups)
-    assert all(len(group) % GROUP_MULTIPLE == 0 or len(group) < GROUP_MULTIPLE for group in groups[:-1])
+    assert all(
+        len(group) % GROUP_MULTIPLE == 0 or len(group) < GROUP_MULTIPLE for group in groups[:-1]
+    )
 
 
 def epoch_of(batches, epoch):
     """The batches of an epoch."""
-    several = itertools.dropwhile(lambda batch: batch.epoch < epoch, map(batches.batch, itertools.count()))
+    several = itertools.dropwhile(
+        lambda batch: batch.epoch < epoch, map(batches.batch, itertools.count())
+    )
     return itertools.takewhile(lambda batch: batch.epoch == epoch, several)
 
 
@@ -67,15 +76,25 @@ def lengths():
 
 def test_epoch_contains_every_pair_once_in_fixed_groups(lengths):
     batches = Batches(
-        lengths, Data(batch_tokens=800, max_length=30, pack_length=30), seed=3, make_stream=padded_stream(2)
+        lengths,
+        Data(batch_tokens=800, max_length=30, pack_length=30),
+        seed=3,
+        make_stream=padded_stream(2),
     )
     epochs = [[batch.pairs.tolist() for batch in epoch_of(batches, epoch)] for epoch in (0, 1)]
     assert all(sorted(itertools.chain(*updates)) == list(range(3000)) for updates in epochs)
     first, second = ({tuple(sorted(update)) for update in updates} for updates in epochs)
     assert first != second, "each epoch combines groups differently"
     longer = np.maximum(*lengths.lengths)
-    one = Batches(lengths, Data(batch_tokens=400, max_length=30, pack_length=30), seed=3, make_stream=padded_stream(1))
-    groups = [{frozenset(batch.pairs.tolist()) for batch in epoch_of(one, epoch)} for epoch in (0, 1)]
+    one = Batches(
+        lengths,
+        Data(batch_tokens=400, max_length=30, pack_length=30),
+        seed=3,
+        make_stream=padded_stream(1),
+    )
+    groups = [
+        {frozenset(batch.pairs.tolist()) for batch in epoch_of(one, epoch)} for epoch in (0, 1)
+    ]
     assert groups[0] == groups[1]
     assert all(len(g) * max(longer[i] for i in g) <= 400 for g in groups[0])
 
@@ -120,11 +139,15 @@ def small_windows(monkeypatch):
 GROUPS = [(1, "packed", 0), (1, "buckets", 1), (3, "packed", 1), (8, "packed", 0)]
 
 
-@pytest.mark.parametrize(("case", "kind"), [*zip(itertools.cycle(GROUPS), [*CORPORA, *CORPORA], strict=False)])
+@pytest.mark.parametrize(
+    ("case", "kind"), [*zip(itertools.cycle(GROUPS), [*CORPORA, *CORPORA], strict=False)]
+)
 def test_three_epochs_of_random_corpora(small_windows, case, kind):
     """Each kind of corpus with two of the four ways to make groups."""
     groups, batching, seed = case
-    config = Data(batching=batching, max_length=24, pack_length=30, batch_tokens=groups * 24 * (2 + 3 * seed))
+    config = Data(
+        batching=batching, max_length=24, pack_length=30, batch_tokens=groups * 24 * (2 + 3 * seed)
+    )
     check_updates(corpus(kind, 600, 24, seed), config, seed, make_stream=padded_stream(groups))
 
 
@@ -169,7 +192,9 @@ def test_batches_are_the_recorded_ones():
 
 
 @pytest.mark.parametrize("make", [plain_stream, padded_stream(2)])
-def test_batches_of_windows_laid_out_in_processes_are_those_of_their_numbers(tmp_path, small_windows, make):
+def test_batches_of_windows_laid_out_in_processes_are_those_of_their_numbers(
+    tmp_path, small_windows, make
+):
     store = write_store(tmp_path / "store", random_pairs(600))
     data = small_config(data=dict(batch_tokens=400)).data
     expected, batches = (Batches(store, data, seed=0, make_stream=make) for _ in range(2))
@@ -180,7 +205,9 @@ def test_batches_of_windows_laid_out_in_processes_are_those_of_their_numbers(tmp
 
 
 def slots(rows: Counter, chosen) -> int:
-    return sum(updates * min(level for level in chosen if level >= n) for n, updates in rows.items())
+    return sum(
+        updates * min(level for level in chosen if level >= n) for n, updates in rows.items()
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -198,4 +225,6 @@ def test_few_levels_suffice():
     assert levels(Counter({1000: 1, 1001: 1, 1002: 1, 1003: 1}), 4) == [1003]
     wide = Counter(range(1, 4_000))
     chosen = levels(wide, 4)
-    assert len(chosen) == 4 and chosen[-1] == 3_999 and slots(wide, chosen) < 1.3 * slots(wide, wide)
+    assert (
+        len(chosen) == 4 and chosen[-1] == 3_999 and slots(wide, chosen) < 1.3 * slots(wide, wide)
+    )

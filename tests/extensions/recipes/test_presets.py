@@ -9,7 +9,9 @@ from t2t_flax.training.optimizer import learning_rate_schedule
 
 def test_the_large_batch_recipe_has_the_published_peak():
     rate = learning_rate_schedule(resolve(preset("mlperf_big")))
-    assert max(float(rate(step)) for step in (600, 663, 664, 665, 800)) == pytest.approx(4.0e-3, rel=5e-3)
+    assert max(float(rate(step)) for step in (600, 663, 664, 665, 800)) == pytest.approx(
+        4.0e-3, rel=5e-3
+    )
 
 
 def test_algoperfs_baseline_has_its_rates():

@@ -21,7 +21,11 @@ from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 
 
-@given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=6), seed=st.integers(0, 99), missing=st.floats(0.0, 1.0))
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    seed=st.integers(0, 99),
+    missing=st.floats(0.0, 1.0),
+)
 def test_the_highest_weighted_sum_is_chosen(sizes, seed, missing):
     """Values of few kinds, so that sums are often equal: the first counts. A candidate without a score comes last."""
     rng = np.random.default_rng(seed)
@@ -33,7 +37,9 @@ def test_the_highest_weighted_sum_is_chosen(sizes, seed, missing):
         keys = [
             (
                 not np.isfinite(row).all(),
-                -sum(w * x for w, x in zip(weights, row, strict=True)) if np.isfinite(row).all() else 0,
+                -sum(w * x for w, x in zip(weights, row, strict=True))
+                if np.isfinite(row).all()
+                else 0,
                 i,
             )
             for i, row in enumerate(features[first : first + size])
@@ -67,13 +73,22 @@ def right_to_left(**keys):
 
 
 def test_models_from_right_to_left_read_reversed_targets_and_users_see_them_in_order():
-    plain, task = open_source("toy:test:5", source_language="en", target_language="de"), right_to_left()
+    plain, task = (
+        open_source("toy:test:5", source_language="en", target_language="de"),
+        right_to_left(),
+    )
     source = task.open_source("toy:test:5", key="data.test")
     assert [(s, reverse_words(t)) for s, t in source.pairs()] == list(plain.pairs())
-    assert [r for (r,) in source.references()] == [t for _, t in source.pairs()] != [t for _, t in plain.pairs()]
+    assert (
+        [r for (r,) in source.references()]
+        == [t for _, t in source.pairs()]
+        != [t for _, t in plain.pairs()]
+    )
     assert source.fingerprint() != plain.fingerprint() and source.where(2) == plain.where(2)
     sources, references = zip(*plain.pairs(), strict=True)
-    seen = task.predictions(sources, ["Satz Ein", "", "x", "", ""], [[t for _, t in source.pairs()]])
+    seen = task.predictions(
+        sources, ["Satz Ein", "", "x", "", ""], [[t for _, t in source.pairs()]]
+    )
     assert seen.references == [list(references)] and seen.hypotheses[:2] == ["Ein Satz", ""]
     assert task.preprocess_target("", references[0]) == next(source.pairs())[1]
 
@@ -134,7 +149,9 @@ def test_a_line_with_other_fields_is_refused_by_its_number(write, fields, names)
 
 @pytest.mark.smoke
 def test_score_files_and_weights(write, tmp_path, capsys):
-    lists = write("lists", ["0 ||| a b ||| -1", "0 ||| a ||| -2", "1 ||| c ||| -1", "1 ||| d ||| -1"])
+    lists = write(
+        "lists", ["0 ||| a b ||| -1", "0 ||| a ||| -2", "1 ||| c ||| -1", "1 ||| d ||| -1"]
+    )
     scores = write("scores.tsv", ["-5\t2\t-1", "-1\t1\t-1", "nan\t0\tnan", "-9\t1\t-9"])
     shared = [f"--candidates={lists}", f"--scores={scores}", f"--output={tmp_path / 'out'}"]
 
@@ -146,9 +163,17 @@ def test_score_files_and_weights(write, tmp_path, capsys):
     assert output("--weights=nbest=1,scores.tsv=1") == ["a", "d"]
     assert "1 candidates" in capsys.readouterr().out
     assert output("--weights=words=-1") == ["a", "c"]
-    texts = ["the cat sat on the mat", "the cat sat on a mat", "it is very late now", "it is too late now"]
+    texts = [
+        "the cat sat on the mat",
+        "the cat sat on a mat",
+        "it is very late now",
+        "it is too late now",
+    ]
     longer = write("longer", [f"{i // 2} ||| {text} ||| -1" for i, text in enumerate(texts)])
-    better, reference = write("better", ["-5", "-1", "-7", "-9"]), write("reference", [texts[1], texts[2]])
+    better, reference = (
+        write("better", ["-5", "-1", "-7", "-9"]),
+        write("reference", [texts[1], texts[2]]),
+    )
     tuned = [f"--candidates={longer}", f"--scores={better}", f"--output={tmp_path / 'tuned'}"]
     capsys.readouterr()
     assert main(["rerank", *tuned, f"--reference={reference}"]) == 0
@@ -158,7 +183,10 @@ def test_score_files_and_weights(write, tmp_path, capsys):
     (tmp_path / "tuned").unlink()
     assert main(["rerank", *tuned, f"--weights={said.split('--weights=')[1].strip()}"]) == 0
     assert (tmp_path / "tuned").read_text().splitlines() == [texts[1], texts[2]]
-    some = [f"--candidates={write('some', ['0 ||| a b ||| -1', '0 ||| a'])}", f"--output={tmp_path / 'out'}"]
+    some = [
+        f"--candidates={write('some', ['0 ||| a b ||| -1', '0 ||| a'])}",
+        f"--output={tmp_path / 'out'}",
+    ]
     assert main(["rerank", *some, f"--reference={write('one', ['a b'])}"]) == 0
     assert "nbest" in capsys.readouterr().out
 
@@ -167,13 +195,24 @@ def test_score_files_and_weights(write, tmp_path, capsys):
     (["", "it is very late now"], ["1 lines", "100.00"]), ([" ", "\u200b"], ["reference.de", "no text"]),
     (["它在路上！", ""], ["1 lines"]),
 ])  # fmt: skip
-def test_weights_are_chosen_without_lines_that_have_no_reference(write, tmp_path, capsys, caplog, lines, names):
+def test_weights_are_chosen_without_lines_that_have_no_reference(
+    write, tmp_path, capsys, caplog, lines, names
+):
     chinese = "路" in lines[0]
-    texts = ["它 在 路上 !", "它在路上！"] if chinese else ["the cat sat on the mat", "the cat sat on a mat"]
+    texts = (
+        ["它 在 路上 !", "它在路上！"]
+        if chinese
+        else ["the cat sat on the mat", "the cat sat on a mat"]
+    )
     texts += ["it is very late now", "it is too late now"]
     longer = write("longer", [f"{i // 2} ||| {text} ||| -1" for i, text in enumerate(texts)])
     reference = write("reference.zh" if chinese else "reference.de", lines)
-    command = ["rerank", f"--candidates={longer}", f"--output={tmp_path / 'out'}", f"--reference={reference}"]
+    command = [
+        "rerank",
+        f"--candidates={longer}",
+        f"--output={tmp_path / 'out'}",
+        f"--reference={reference}",
+    ]
     if not any(line.strip(" \u200b") for line in lines):
         refused_command(command, *names)
         return
@@ -183,7 +222,13 @@ def test_weights_are_chosen_without_lines_that_have_no_reference(write, tmp_path
 
 
 LISTS = ["--candidates=lists", "--scores=scores"]
-OTHER = {"lists": ["0 ||| a", "1 ||| b"], "scores": ["1", "2"], "short": ["1"], "one": ["a"], "words": ["x", "y"]}
+OTHER = {
+    "lists": ["0 ||| a", "1 ||| b"],
+    "scores": ["1", "2"],
+    "short": ["1"],
+    "one": ["a"],
+    "words": ["x", "y"],
+}
 
 
 @pytest.mark.parametrize(
@@ -195,15 +240,24 @@ OTHER = {"lists": ["0 ||| a", "1 ||| b"], "scores": ["1", "2"], "short": ["1"], 
         ([*LISTS, "--weights=words=x"], ["--weights=words=x", "NAME=NUMBER"]),
         ([*LISTS, "--workdir=w", "--weights=words=1"], ["--workdir", "--source=FILE"]),
         ([*LISTS, "--workdir=w", "--source=lists", "--reference=absent"], ["absent"]),
-        ([*LISTS, "--workdir=w", "--source=short", "--weights=w=1"], ["short", "1 lines", "2 sources"]),
+        (
+            [*LISTS, "--workdir=w", "--source=short", "--weights=w=1"],
+            ["short", "1 lines", "2 sources"],
+        ),
         ([*LISTS, "--reference=one"], ["one", "1 lines", "2 sources"]),
         ([*LISTS, "--scores=short", "--weights=short=1"], ["short", "1 lines", "2 candidates"]),
         ([*LISTS, "--scores=words", "--weights=words-2=1"], ["words", "line 1"]),
         (["--candidates=lists", "--weights=nbest=1"], ["--weights", "nbest", "lists"]),
-        (["--candidates=scores", "--num-candidates=3", "--weights=words=1"], ["scores", "2 lines", "of 3"]),
+        (
+            ["--candidates=scores", "--num-candidates=3", "--weights=words=1"],
+            ["scores", "2 lines", "of 3"],
+        ),
         (["--candidates=scores", "--weights=words=1"], ["scores", "line 1", "N |||"]),
         (["--candidates=gap", "--weights=words=1"], ["gap", "line 2"]),
-        ([*LISTS, "--target-language=de", "--weights=scores=1"], ["--target-language", "--workdir"]),
+        (
+            [*LISTS, "--target-language=de", "--weights=scores=1"],
+            ["--target-language", "--workdir"],
+        ),
     ],
     ids=lambda value: " ".join(value),
 )
@@ -216,10 +270,17 @@ def test_wrong_files_and_flags_are_named(words, names, write, tmp_path, monkeypa
 
 
 def test_sources_are_scored_with_the_symbol_of_the_flag(monkeypatch, write, tmp_path, capsys):
-    run, seen = SimpleNamespace(config=Config(), in_language=lambda text, language="": f"[{language}]{text}"), []
+    run, seen = (
+        SimpleNamespace(
+            config=Config(), in_language=lambda text, language="": f"[{language}]{text}"
+        ),
+        [],
+    )
     monkeypatch.setattr("t2t_flax.cli.arguments.prepare_to_load", lambda *args: None)
     monkeypatch.setattr("t2t_flax.evaluation.restore.load", lambda *args, **keys: run)
-    monkeypatch.setattr("t2t_flax.evaluation.scoring.encode_pair", lambda _, source, target: seen.append(source))
+    monkeypatch.setattr(
+        "t2t_flax.evaluation.scoring.encode_pair", lambda _, source, target: seen.append(source)
+    )
     scores = [SimpleNamespace(log_prob=-2.0), SimpleNamespace(log_prob=-1.0)]
     monkeypatch.setattr("t2t_flax.evaluation.scoring.score_pairs", lambda *args: scores)
     words = [
@@ -227,13 +288,25 @@ def test_sources_are_scored_with_the_symbol_of_the_flag(monkeypatch, write, tmp_
         f"--output={tmp_path / 'out'}",
         "--target-language=fr",
     ]
-    assert main(["rerank", *words, f"--source={write('source', ['x'])}", "--workdir=w", "--weights=w=1"]) == 0
+    assert (
+        main(
+            ["rerank", *words, f"--source={write('source', ['x'])}", "--workdir=w", "--weights=w=1"]
+        )
+        == 0
+    )
     assert seen == ["[fr]x", "[fr]x"] and (tmp_path / "out").read_text() == "b\n"
     given = []
-    tuned = lambda _, lines, config, *rest: (given.append(config.data.target_language), (np.ones(2), ""))[1]  # noqa: E731
+    tuned = lambda _, lines, config, *rest: (
+        given.append(config.data.target_language),
+        (np.ones(2), ""),
+    )[1]  # noqa: E731
     monkeypatch.setattr("t2t_flax.evaluation.restore.stored_config", lambda workdir: Config())
     monkeypatch.setattr("t2t_flax.extensions.reranking.rerank_command._tuned", tuned)
-    more = [f"--source={write('source', ['x'])}", "--workdir=w", f"--reference={write('one', ['b'])}"]
+    more = [
+        f"--source={write('source', ['x'])}",
+        "--workdir=w",
+        f"--reference={write('one', ['b'])}",
+    ]
     assert main(["rerank", *words, *more]) == 0 and given == ["fr"]
 
 
@@ -248,7 +321,9 @@ def test_a_right_to_left_run_scores_reversed_candidates(tmp_path, cache, write, 
     loop.train(start(config, tmp_path / "r2l", cache), score=None)
     pairs = list(toy.pairs("test", 4))
     candidates = [[target, reverse_words(target), "Ja."] for _, target in pairs]
-    lists = write("lists", [f"{i} ||| {text}" for i, texts in enumerate(candidates) for text in texts])
+    lists = write(
+        "lists", [f"{i} ||| {text}" for i, texts in enumerate(candidates) for text in texts]
+    )
     source = write("source", [source for source, _ in pairs])
     output, devices = tmp_path / "out", "--config.mesh.data=-1"
     words = [
@@ -260,14 +335,20 @@ def test_a_right_to_left_run_scores_reversed_candidates(tmp_path, cache, write, 
     ]
     assert main(["rerank", *words, "--weights=r2l=1"]) == 0
     model = load(tmp_path / "r2l", overrides={"mesh.data": "-1"})
-    for (line, _), texts, chosen in zip(pairs, candidates, output.read_text().splitlines(), strict=True):
+    for (line, _), texts, chosen in zip(
+        pairs, candidates, output.read_text().splitlines(), strict=True
+    ):
         scores = [model.score([(line, text)])[0] for text in texts]
         assert chosen == texts[int(np.argmax([score.log_prob for score in scores]))]
         written = ["".join(score.tokens[:-1]).replace("▁", " ").strip() for score in scores]
-        assert written == list(map(reverse_words, texts)), "they are scored in the order in which the model writes"
+        assert written == list(map(reverse_words, texts)), (
+            "they are scored in the order in which the model writes"
+        )
     lines = [line for line, _ in pairs]
     run = [f"--workdir={tmp_path / 'r2l'}", f"--input={source}", f"--output={output}", devices]
     assert main(["translate", *run]) == 0
-    assert output.read_text() == "".join(f"{reverse_words(t.text)}\n" for t in model.translate(lines))
+    assert output.read_text() == "".join(
+        f"{reverse_words(t.text)}\n" for t in model.translate(lines)
+    )
     refused_command(["translate", *run, f"--prefix={source}"], "right_to_left", "prefix")
     refused_command(["align", run[0], devices, "toy:test:4"], "right_to_left", "translation")

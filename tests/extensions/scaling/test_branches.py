@@ -65,20 +65,26 @@ def test_a_run_whose_mixture_changes_is_refused(tmp_path):
     same = small_config(**keys, mixtures=dict(shares="a=3,b=1"))
     check_run(epath.Path(tmp_path), same, 4)
     with refused("config.mixtures.shares"):
-        check_run(epath.Path(tmp_path), same.with_values({"mixtures.shares": "a=3,b=1; 20: b=1"}), 4)
+        check_run(
+            epath.Path(tmp_path), same.with_values({"mixtures.shares": "a=3,b=1; 20: b=1"}), 4
+        )
 
 
 @pytest.mark.parametrize(
-    "schedule", [dict(schedule="cosine"), dict(schedule="linear"), dict(schedule="wsd", cooldown_steps=20)]
+    "schedule",
+    [dict(schedule="cosine"), dict(schedule="linear"), dict(schedule="wsd", cooldown_steps=20)],
 )
 def test_a_branch_of_any_schedule_has_a_constant_rate(schedule):
     decay = {"optimizers.decay_steps": 200, "optimizers.min_lr": 1e-5} | {
-        f"optimizer{'s' if key == 'cooldown_steps' else ''}.{key}": value for key, value in schedule.items()
+        f"optimizer{'s' if key == 'cooldown_steps' else ''}.{key}": value
+        for key, value in schedule.items()
     }
     stored = small_config(data=dict(valid="toy:valid", batch_tokens=1000)).with_values(decay)
     (branch,) = plan(stored, 100, [ONE], 16_000, 1, {}, "cache")
     rate = learning_rate_schedule(stored)(100)
-    assert learning_rate_schedule(branch.config)(branch.start) == learning_rate_schedule(branch.config)(500)
+    assert learning_rate_schedule(branch.config)(branch.start) == learning_rate_schedule(
+        branch.config
+    )(500)
     assert learning_rate_schedule(branch.config)(500) == pytest.approx(rate)
 
 
@@ -94,7 +100,9 @@ def test_test_sets_that_other_keys_read_stay():
 
 
 def test_moving_averages_of_branches_go_back_as_many_tokens():
-    stored = small_config(data=dict(valid="toy:valid", batch_tokens=1000), optimizer=dict(ema_decay=0.99))
+    stored = small_config(
+        data=dict(valid="toy:valid", batch_tokens=1000), optimizer=dict(ema_decay=0.99)
+    )
     half, four = plan(stored, 100, [HALF, FOUR], 16_000, 1, {}, "cache")
     decays = half.config.optimizer.ema_decay**32, four.config.optimizer.ema_decay**4
     assert decays == pytest.approx([0.99**16] * 2)
@@ -104,7 +112,11 @@ def test_folder_of_other_branches_is_refused(tmp_path):
     output, run = epath.Path(tmp_path / "branches"), epath.Path(tmp_path / "run")
     claim(output, run, 900, 2000)
     claim(output, run, 900, 2000)
-    for step, tokens, other in ((600, 2000, run), (900, 1000, run), (900, 2000, epath.Path(tmp_path / "another"))):
+    for step, tokens, other in (
+        (600, 2000, run),
+        (900, 1000, run),
+        (900, 2000, epath.Path(tmp_path / "another")),
+    ):
         with refused("--output="):
             claim(output, other, step, tokens)
     (tmp_path / "mine").mkdir()
@@ -157,7 +169,13 @@ def test_a_branch_of_the_same_size_is_the_run_itself(workdir, tmp_path, cache, c
 @pytest.mark.slow
 def test_a_branch_that_diverges_is_a_row_of_the_table(workdir, tmp_path, capsys):
     output = tmp_path / "branches"
-    flags = [f"--workdir={workdir}", f"--output={output}", "--step=4", "--tokens=1024", "--factors=1,2"]
+    flags = [
+        f"--workdir={workdir}",
+        f"--output={output}",
+        "--step=4",
+        "--tokens=1024",
+        "--factors=1,2",
+    ]
     flags += ["--noise-batches=0", "--config.optimizer.peak_lr=1e30"]
     for _ in range(2):
         assert branch_command.run(flags) == 0

@@ -21,7 +21,9 @@ from t2t_flax.training import loop
 def test_sizes_tokens_and_losses_are_those_of_the_run(tmp_path, cache):
     """The batches grow, and the run is stopped and resumed."""
     for steps in (3, 6):
-        run = tiny_run(tmp_path / "run", steps=steps, eval=dict(every_steps=3), log=dict(every_steps=2))
+        run = tiny_run(
+            tmp_path / "run", steps=steps, eval=dict(every_steps=3), log=dict(every_steps=2)
+        )
         run = run.with_values({"mixtures.batch_tokens": "4: 1024"})
         setup = start(run, tmp_path / "run", cache)
         loop.train(setup, score=None)
@@ -35,13 +37,22 @@ def test_sizes_tokens_and_losses_are_those_of_the_run(tmp_path, cache):
 
         assert getattr(point, side) == sum(x.size for x in jax.tree.leaves(layers))
     tokens = list(itertools.accumulate(setup.batches.batch(k).target_tokens for k in range(6)))
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["total_target_tokens"] for line in lines] == [tokens[line["step"] - 1] for line in lines]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert [line["total_target_tokens"] for line in lines] == [
+        tokens[line["step"] - 1] for line in lines
+    ]
     assert tokens[-1] > 1.5 * 6 * tokens[0] and point.tokens == tokens[-1]
     assert point.loss == min(line["valid_nll"] for line in lines if "valid_nll" in line)
     assert point.corpus == setup.corpus.train.meta["target"]["tokens"]
     # A later evaluation with a higher loss changes nothing.
-    worse = {"step": 9, "valid_nll": 99.0, "total_source_tokens": 10**9, "total_target_tokens": 10**9}
+    worse = {
+        "step": 9,
+        "valid_nll": 99.0,
+        "total_source_tokens": 10**9,
+        "total_target_tokens": 10**9,
+    }
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(worse) + "\n")
     assert read_runs([str(tmp_path / "run")])[0] == [point]
@@ -57,7 +68,11 @@ def made(monkeypatch, runs):
 def ladder(noise=0.003):
     rng = np.random.default_rng(0)
     sizes = [round(1e5 * 2**k) for k in range(7)]
-    losses = [(2.0 + 20 * n**-0.3) * math.exp(noise * rng.standard_normal()) for n in sizes for _ in range(2)]
+    losses = [
+        (2.0 + 20 * n**-0.3) * math.exp(noise * rng.standard_normal())
+        for n in sizes
+        for _ in range(2)
+    ]
     return [
         RunPoint(f"r{i}", n // 3, n - n // 3, 1e6 * (1 + 0.001 * (i % 2)), 1e7, 6e6 * n, loss)
         for i, (n, loss) in enumerate(zip(np.repeat(sizes, 2).tolist(), losses, strict=True))
@@ -69,7 +84,12 @@ def test_the_largest_size_is_predicted_from_the_others(monkeypatch, capsys, tmp_
     picture = tmp_path / "law.svg"
     assert fit_command.run(["runs", "--hold-out=1", "--predict=2e7", f"--picture={picture}"]) == 0
     shown = capsys.readouterr().out
-    assert "r99" in shown and "6 points" in shown and shown.count("predicted") == 2 and "OUTSIDE" not in shown
+    assert (
+        "r99" in shown
+        and "6 points" in shown
+        and shown.count("predicted") == 2
+        and "OUTSIDE" not in shown
+    )
     assert picture.read_text().lstrip().startswith("<?xml")
 
 
@@ -79,7 +99,9 @@ def test_points_that_follow_no_such_law_are_told(monkeypatch, capsys):
     assert fit_command.run(["runs"]) == 0
     assert "p =" not in capsys.readouterr().out
     curved = [
-        dataclasses.replace(run, loss=run.loss * math.exp(-(math.log(run.parameters / 1e5) ** 2) / 10))
+        dataclasses.replace(
+            run, loss=run.loss * math.exp(-(math.log(run.parameters / 1e5) ** 2) / 10)
+        )
         for run in ladder()
     ]
     made(monkeypatch, curved)
@@ -92,7 +114,10 @@ def test_points_that_follow_no_such_law_are_told(monkeypatch, capsys):
 def test_runs_with_different_tokenizers_are_named(monkeypatch, capsys, different):
     made(
         monkeypatch,
-        [dataclasses.replace(run, tokenizer="b" if different and i else "a") for i, run in enumerate(ladder())],
+        [
+            dataclasses.replace(run, tokenizer="b" if different and i else "a")
+            for i, run in enumerate(ladder())
+        ],
     )
     assert fit_command.run(["runs"]) == 0
     assert ("r0 and r13" in capsys.readouterr().out) == different
@@ -124,9 +149,13 @@ def test_profiles_find_the_best_sizes():
         return (0.34 * 400 / (0.28 * 410)) ** (1 / 0.62) * (flops / 6) ** power
 
     def point(n, budget):
-        return Point((n, budget), (RunPoint("", 0, n, budget / 6 / n, 0.0, budget, loss(n, budget)),))
+        return Point(
+            (n, budget), (RunPoint("", 0, n, budget / 6 / n, 0.0, budget, loss(n, budget)),)
+        )
 
-    profiles = [point(best(c) * k, c) for c in (1e18, 1e19, 1e20, 1e21) for k in (0.5, 0.7, 1.0, 1.4, 2.0)]
+    profiles = [
+        point(best(c) * k, c) for c in (1e18, 1e19, 1e20, 1e21) for k in (0.5, 0.7, 1.0, 1.4, 2.0)
+    ]
     assert iso_flop(profiles, draws=50).exponent.value == pytest.approx(power, abs=0.01)
     with refused("5 at"):
         iso_flop(profiles[:5], draws=10)

@@ -45,7 +45,9 @@ def test_the_fit_is_the_minimum_that_lbfgs_finds(name):
 
     starts = law.starts(y)[:: max(1, len(law.starts(y)) // 4)]
     options = {"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-10}
-    least = min(optimize.minimize(cost, start, method="L-BFGS-B", options=options).fun for start in starts)
+    least = min(
+        optimize.minimize(cost, start, method="L-BFGS-B", options=options).fun for start in starts
+    )
     assert 1e4 * fit_from_grid(law, x, y).cost[0] <= least * 1.001
 
 

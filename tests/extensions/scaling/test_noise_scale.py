@@ -16,7 +16,9 @@ def groups_of(mean: float, spread: float, count: int, seed: int) -> list[Gradien
     groups = []
     for _ in range(GROUPS):
         grads = mean + spread / math.sqrt(TOKENS) * rng.standard_normal((count, PARAMETERS))
-        groups.append(Gradients(grads.sum(0), float((grads**2).sum()), count, float(count * TOKENS)))
+        groups.append(
+            Gradients(grads.sum(0), float((grads**2).sum()), count, float(count * TOKENS))
+        )
     return groups
 
 

@@ -85,7 +85,9 @@ def with_shard(array: jax.Array, number: int, change) -> jax.Array:
     parts = []
     for shard in array.addressable_shards:
         value = np.array(shard.data)
-        parts.append(jax.device_put(change(value) if shard.device.id == number else value, shard.device))
+        parts.append(
+            jax.device_put(change(value) if shard.device.id == number else value, shard.device)
+        )
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
 
 
@@ -114,7 +116,12 @@ CLEAN = {
         mesh=(2, 2, 2),
         precision="tf32",
         zero1=True,
-        model=dict(norm_placement="pre", tie_embeddings="decoder", num_encoder_layers=1, num_decoder_layers=1),
+        model=dict(
+            norm_placement="pre",
+            tie_embeddings="decoder",
+            num_encoder_layers=1,
+            num_decoder_layers=1,
+        ),
         loss=dict(logits_chunk_size=64),
         optimizer=dict(weight_decay=0.01, ema_decay=0.999),
     ),
@@ -125,7 +132,9 @@ CLEAN = {
         optimizer=dict(name="muon", schedule="inverse_sqrt", ema_decay=0.999),
         train=dict(remat="dots"),
     ),
-    "rows as long as there are heads": dict(mesh=(8, 1, 1), model=dict(num_heads=8), tokens=3 * 8 * 8),
+    "rows as long as there are heads": dict(
+        mesh=(8, 1, 1), model=dict(num_heads=8), tokens=3 * 8 * 8
+    ),
 }
 
 
@@ -152,7 +161,12 @@ def test_a_flipped_bit_in_the_copy_of_a_device(monkeypatch, right_programs):
     monkeypatch.setattr(device.DeviceRun, "place", faulty)
     broken = report()
     assert_names(
-        broken.faults[0], "parameters:", "device 3", "decoder_0.self_attention.query.kernel", "device 0", "1 of"
+        broken.faults[0],
+        "parameters:",
+        "device 3",
+        "decoder_0.self_attention.query.kernel",
+        "device 0",
+        "1 of",
     )
     with refused("device 3", "decoder_0.self_attention.query.kernel"):
         broken.raise_if_faulty()
@@ -193,13 +207,19 @@ def test_a_wrong_shard_on_a_device(monkeypatch, right_programs):
 def test_gradients_that_are_not_summed_over_the_devices(monkeypatch):
     def own(x_SxN, dtype, sharding=None):
         alone = jax.shard_map(
-            lambda x: x[0], in_specs=PartitionSpec(("data", "fsdp")), out_specs=PartitionSpec(), check_vma=False
+            lambda x: x[0],
+            in_specs=PartitionSpec(("data", "fsdp")),
+            out_specs=PartitionSpec(),
+            check_vma=False,
         )
         return alone(x_SxN)
 
     monkeypatch.setattr(mesh_lib, "sum_over_shards", own)
     found = faults()
-    assert found.keys() >= {"programs", "gradients", "copies"} and not found.keys() & {"layers", "parameters"}
+    assert found.keys() >= {"programs", "gradients", "copies"} and not found.keys() & {
+        "layers",
+        "parameters",
+    }
     assert_names(found["programs"][0], "8 shards")
     assert_names(found["gradients"][0], "every device")
 
@@ -244,7 +264,11 @@ def test_products_in_bfloat16_where_float32_was_asked_for(monkeypatch):
 
     def faulty(equation, *operands, **options):
         if on_mesh() and equation == "...d,dnh->...nh":
-            return product(equation, *(x.astype(jnp.bfloat16) for x in operands), preferred_element_type=jnp.float32)
+            return product(
+                equation,
+                *(x.astype(jnp.bfloat16) for x in operands),
+                preferred_element_type=jnp.float32,
+            )
         return product(equation, *operands, **options)
 
     monkeypatch.setattr(dense.jnp, "einsum", faulty)
@@ -270,8 +294,12 @@ class Kernel:
     def attend(self, q, k, v, mask, *, scaled: bool):
         if not self._segments:
             ones = (jnp.minimum(x, 1) for x in (mask.query_segments, mask.key_segments))
-            mask = dataclasses.replace(mask, **dict(zip(("query_segments", "key_segments"), ones, strict=True)))
-        return jax.nn.dot_product_attention(q, k, v, mask=mask_array(mask), scale=None if scaled else 1.0)
+            mask = dataclasses.replace(
+                mask, **dict(zip(("query_segments", "key_segments"), ones, strict=True))
+            )
+        return jax.nn.dot_product_attention(
+            q, k, v, mask=mask_array(mask), scale=None if scaled else 1.0
+        )
 
 
 @pytest.mark.parametrize("segments", [True, False])
@@ -279,7 +307,10 @@ def test_a_kernel_that_ignores_segments(monkeypatch, segments):
     monkeypatch.setitem(ATTENTION_KERNELS, "simulated", "simulated")
     load = ATTENTION_KERNELS.load
     monkeypatch.setattr(
-        ATTENTION_KERNELS, "load", lambda n: Kernel(segments) if n == "simulated" else load(n), raising=False
+        ATTENTION_KERNELS,
+        "load",
+        lambda n: Kernel(segments) if n == "simulated" else load(n),
+        raising=False,
     )
     options = dict(mesh=(4, 1, 2), precision="bfloat16", model=dict(attention_kernel="simulated"))
     found = faults(**options)

@@ -9,7 +9,11 @@ from helpers.runs import start, tiny_run
 from t2t_flax.evaluation.restore import TrainedModel, load
 from t2t_flax.training import loop
 
-DECODE = {"decode.beam_size": "3", "decode.max_length_offset": "3", "decode.max_source_length": "40"}
+DECODE = {
+    "decode.beam_size": "3",
+    "decode.max_length_offset": "3",
+    "decode.max_source_length": "40",
+}
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +62,9 @@ class GatedModel(TrainedModel):
 @pytest.fixture
 def gated(run):
     """The run as a GatedModel that is not held yet, so that it can be warmed up."""
-    kind = type("Gated", (GatedModel,), {"gate": threading.Event(), "entered": threading.Semaphore(0)})
+    kind = type(
+        "Gated", (GatedModel,), {"gate": threading.Event(), "entered": threading.Semaphore(0)}
+    )
     kind.gate.set()
     yield kind(**{field.name: getattr(run, field.name) for field in dataclasses.fields(run)})
     kind.gate.set()

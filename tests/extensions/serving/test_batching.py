@@ -36,7 +36,10 @@ def test_large_job_takes_one_place_of_a_batch_while_others_wait():
     assert (large.future.result(0), small.future.result(0)) == ([10, 20, 30, 40, 50], [60])
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.integers(), max_size=7)), max_size=9), st.integers(1, 5))
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.integers(), max_size=7)), max_size=9),
+    st.integers(1, 5),
+)
 def test_every_item_is_computed_once_with_its_own_key_and_result(jobs, max_batch):
     batcher, seen = batcher_of(max_batch, 99), []
 
@@ -48,7 +51,9 @@ def test_every_item_is_computed_once_with_its_own_key_and_result(jobs, max_batch
     submitted = [batcher.submit(key, items) for key, items in jobs]
     while batcher.waiting:
         compute(batcher.take(0.0), process)
-    assert [job.future.result(0) for job in submitted] == [[(key, item) for item in items] for key, items in jobs]
+    assert [job.future.result(0) for job in submitted] == [
+        [(key, item) for item in items] for key, items in jobs
+    ]
     assert sorted(seen) == sorted((key, item) for key, items in jobs for item in items)
 
 

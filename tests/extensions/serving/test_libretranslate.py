@@ -29,12 +29,25 @@ def translated(run, *lines):
 def test_texts_lists_forms_and_alternatives(server, run):
     """`api_key` is ignored where the server has no keys, and so are unknown fields."""
     first, second = translated(run, *LINES[:2])
-    fields = {**PAIR, "q": f"{LINES[0]}\r\n\n  \n{LINES[1]}\n", "format": "text", "api_key": "", "x": "y"}
+    fields = {
+        **PAIR,
+        "q": f"{LINES[0]}\r\n\n  \n{LINES[1]}\n",
+        "format": "text",
+        "api_key": "",
+        "x": "y",
+    }
     expected = {"translatedText": f"{first}\r\n\n\n{second}\n"}
     assert server.post("/translate", fields).json() == expected
     assert server.post("/translate", data=fields).json() == expected
-    assert server.post("/translate", files={name: (None, value) for name, value in fields.items()}).json() == expected
-    assert server.post("/translate", data={**PAIR, "q": LINES[:2]}).json() == {"translatedText": [first, second]}
+    assert (
+        server.post(
+            "/translate", files={name: (None, value) for name, value in fields.items()}
+        ).json()
+        == expected
+    )
+    assert server.post("/translate", data={**PAIR, "q": LINES[:2]}).json() == {
+        "translatedText": [first, second]
+    }
     asked = {"q": [LINES[2], ""], "source": "auto", "target": "de", "alternatives": 9}
     answer = server.post("/translate", asked).json()
     (hypotheses,) = with_fields(run, n_best=3).translate([LINES[2]])
@@ -46,7 +59,9 @@ def test_texts_lists_forms_and_alternatives(server, run):
 CONTROLS = ["It is\x0clate.", "It\x85is late.", "\x80It is\x9flate.", "It is late.\x00"]
 
 
-@pytest.mark.parametrize("q", [" ", "\x0c", "\x85\u2028", [" ", "", "\x0c"], [LINES[0], "\x85"], CONTROLS])
+@pytest.mark.parametrize(
+    "q", [" ", "\x0c", "\x85\u2028", [" ", "", "\x0c"], [LINES[0], "\x85"], CONTROLS]
+)
 def test_blanks_and_control_characters_are_text(server, run, q):
     answer = server.post("/translate", PAIR | {"q": q})
     lines = [q] if isinstance(q, str) else q
@@ -56,11 +71,22 @@ def test_blanks_and_control_characters_are_text(server, run, q):
 
 def test_forms_hold_utf_8_and_no_files(server, run):
     line = f"{LINES[0]} Grüße"
-    for body in (f"source=en&target=de&q={line}".encode(), urllib.parse.urlencode(PAIR | {"q": line}).encode()):
-        answer = server.post("/translate", content=body, headers={"Content-Type": "application/x-www-form-urlencoded"})
+    for body in (
+        f"source=en&target=de&q={line}".encode(),
+        urllib.parse.urlencode(PAIR | {"q": line}).encode(),
+    ):
+        answer = server.post(
+            "/translate",
+            content=body,
+            headers={"Content-Type": "application/x-www-form-urlencoded"},
+        )
         assert answer.json() == {"translatedText": translated(run, line)[0]}
     many = {"q": ["a"] * 2000, **PAIR}
-    for form in (dict(data=many), dict(files=[("q", (None, "a"))] * 2000), dict(data=PAIR, files={"q": ("f", "text")})):
+    for form in (
+        dict(data=many),
+        dict(files=[("q", (None, "a"))] * 2000),
+        dict(data=PAIR, files={"q": ("f", "text")}),
+    ):
         answer = server.post("/translate", **form)
         assert answer.status_code == 400 and answer.json()["error"]
 
@@ -71,7 +97,9 @@ def test_languages_and_settings(server):
         {"code": "en", "name": "English", "targets": ["de"]},
     ]
     settings = server.get("/frontend/settings").json()
-    assert settings["keyRequired"] is settings["apiKeys"] is False and settings["charLimit"] == 20_000
+    assert (
+        settings["keyRequired"] is settings["apiKeys"] is False and settings["charLimit"] == 20_000
+    )
     assert settings["language"]["target"] == {"code": "de", "name": "German"}
 
 
@@ -83,7 +111,9 @@ def test_detection(server):
     first, second = answer.json()
     assert (first["language"], second["language"]) == ("de", "en") and first["confidence"] > 90
     assert detected("123", ["en", "de"]) == [("en", 0), ("de", 0)]
-    assert detected("Das ist ein kleines Haus am See.", ["eng_Latn", "deu_Latn"])[0][0] == "deu_Latn"
+    assert (
+        detected("Das ist ein kleines Haus am See.", ["eng_Latn", "deu_Latn"])[0][0] == "deu_Latn"
+    )
 
 
 def test_two_models_are_told_apart_by_name_and_languages(run):
@@ -92,7 +122,10 @@ def test_two_models_are_told_apart_by_name_and_languages(run):
     with serving({"tiny": run, "back": other}) as server:
         languages = {entry["code"]: entry["targets"] for entry in server.get("/languages").json()}
         assert languages == {"en": ["de"], "de": ["en"]}
-        answers = [server.post("/api/translate", {"text": ["a"], **model}).json() for model in ({}, {"model": "back"})]
+        answers = [
+            server.post("/api/translate", {"text": ["a"], **model}).json()
+            for model in ({}, {"model": "back"})
+        ]
         assert [answer["model"] for answer in answers] == ["tiny", "back"]
         answer = server.post("/translate", {"q": LINES[0], "source": "DE", "target": "en-US"})
         assert answer.json() == {"translatedText": translated(run, LINES[0])[0]}
@@ -101,8 +134,13 @@ def test_two_models_are_told_apart_by_name_and_languages(run):
 @pytest.fixture(scope="module")
 def both(tmp_path_factory, cache):
     """A model of two directions."""
-    folder, data = tmp_path_factory.mktemp("serving") / "both", DIRECTIONS | dict(valid="", test="same=toy:test:4")
-    config = tiny_run(folder, steps=2, data=data, languages=LANGUAGES, checkpoint=dict(every_steps=2))
+    folder, data = (
+        tmp_path_factory.mktemp("serving") / "both",
+        DIRECTIONS | dict(valid="", test="same=toy:test:4"),
+    )
+    config = tiny_run(
+        folder, steps=2, data=data, languages=LANGUAGES, checkpoint=dict(every_steps=2)
+    )
     loop.train(start(config, folder, cache), score=None)
     return load(folder, overrides=SHORT_SEARCH)
 
@@ -110,11 +148,19 @@ def both(tmp_path_factory, cache):
 def test_the_target_of_a_request_chooses_among_those_of_the_model(both):
     with serving({"both": both}) as server:
         for source, target in (("en", "de"), ("de", "en"), ("auto", "en")):
-            answer = server.post("/translate", {"q": LINES[0], "source": source, "target": target}).json()
+            answer = server.post(
+                "/translate", {"q": LINES[0], "source": source, "target": target}
+            ).json()
             assert answer["translatedText"] == translated(both, f"<2{target}> {LINES[0]}")[0]
-            assert answer.get("detectedLanguage", {}).get("language") == ("de" if source == "auto" else None)
+            assert answer.get("detectedLanguage", {}).get("language") == (
+                "de" if source == "auto" else None
+            )
         (model,) = server.get("/api/models").json()
-        assert (model["source"], model["target"], model["target_languages"]) == ("mul", "mul", ["de", "en"])
+        assert (model["source"], model["target"], model["target_languages"]) == (
+            "mul",
+            "mul",
+            ["de", "en"],
+        )
         for path, body in (("translate", {"text": ["a"]}), ("attention", {"source": "a"})):
             for language in ({}, {"target_language": "fr"}):
                 answer = server.post(f"/api/{path}", body | language)
@@ -140,7 +186,13 @@ def test_codes_are_matched(code, known, found):
 
 
 @pytest.mark.parametrize(
-    "code, name", [("deu_Latn", "German (Latn)"), ("pt-BR", "Portuguese (BR)"), ("FRA", "French"), ("tlh", "tlh")]
+    "code, name",
+    [
+        ("deu_Latn", "German (Latn)"),
+        ("pt-BR", "Portuguese (BR)"),
+        ("FRA", "French"),
+        ("tlh", "tlh"),
+    ],
 )
 def test_languages_have_english_names(code, name):
     assert name_of(code) == name
@@ -160,14 +212,19 @@ def test_paragraphs_are_translated_sentence_by_sentence(run):
     with serving({"tiny": as_kind(run, Seen)}, split_sentences=True, max_lines=5) as server:
         seen.clear()
         paragraphs = f"  {LINES[0]}\t{LINES[1]}", f"{LINES[2]} "
-        answer = server.post("/translate", PAIR | {"q": "\r\n\n".join(paragraphs), "alternatives": 1}).json()
+        answer = server.post(
+            "/translate", PAIR | {"q": "\r\n\n".join(paragraphs), "alternatives": 1}
+        ).json()
         assert sorted(seen) == sorted(LINES[:3])
         found = with_fields(run, n_best=run.config.decode.beam_size).translate(LINES[:3])
         first, second, third = (each.hypotheses for each in found)
         expected = []
         for i in range(2):
             parts = [[first[i].text, second[i].text], [third[i].text]]
-            made = [sentences_of(run, text).join(part) for text, part in zip(paragraphs, parts, strict=True)]
+            made = [
+                sentences_of(run, text).join(part)
+                for text, part in zip(paragraphs, parts, strict=True)
+            ]
             expected.append("\r\n\n".join(made))
         assert [answer["translatedText"], *answer["alternatives"]] == list(dict.fromkeys(expected))
         many = server.post("/translate", PAIR | {"q": "One. Two. Three. Four. Five. Six."})

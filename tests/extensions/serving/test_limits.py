@@ -63,14 +63,20 @@ def test_requests_of_a_client_at_the_same_time_are_limited(gated):
             gated.wait_until_busy()
             refused = server.post("/translate", BODY, headers=with_key("a"))
             other = pool.submit(status, "b")
-            wait_for(lambda: server.models[0]._lanes[0].batcher.waiting == 1, "the other client's request")
+            wait_for(
+                lambda: server.models[0]._lanes[0].batcher.waiting == 1,
+                "the other client's request",
+            )
             gated.gate.set()
         assert refused.status_code == 429 and refused.headers["retry-after"]
         assert (first.result(), other.result(), status("a")) == (200, 200, 200)
 
 
 def test_more_requests_than_may_wait_are_refused(gated):
-    with serving({"tiny": gated}, max_queue=1) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
+    with (
+        serving({"tiny": gated}, max_queue=1) as server,
+        concurrent.futures.ThreadPoolExecutor(2) as pool,
+    ):
         gated.hold()
         answers = [pool.submit(server.post, "/translate", BODY)]
         gated.wait_until_busy()
@@ -83,7 +89,10 @@ def test_more_requests_than_may_wait_are_refused(gated):
 
 
 def test_a_request_whose_time_is_up_leaves_the_queue(gated):
-    with serving({"tiny": gated}, timeout=0.5) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with (
+        serving({"tiny": gated}, timeout=0.5) as server,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
         gated.hold()
         first = pool.submit(server.post, "/translate", BODY)
         gated.wait_until_busy()
@@ -105,8 +114,16 @@ def asgi(server, *bodies, then, path="/translate", key=None):
 
     headers = [(b"content-type", b"application/json"), (b"host", b"x")]
     headers += [(b"authorization", f"Bearer {key}".encode())] if key else []
-    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
-    asyncio.run(server.client.app(scope | {"headers": headers, "http_version": "1.1"}, receive, send))
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+    }
+    asyncio.run(
+        server.client.app(scope | {"headers": headers, "http_version": "1.1"}, receive, send)
+    )
     return status[0]
 
 
@@ -135,7 +152,12 @@ def test_a_key_in_the_header_is_checked_before_the_body_is_read(run):
         raise AssertionError("the body is read")
 
     with serving({"tiny": run}, keys=["right"]) as server:
-        for path, key in (("/translate", "x"), ("/detect", "x"), ("/api/translate", "x"), ("/api/translate", None)):
+        for path, key in (
+            ("/translate", "x"),
+            ("/detect", "x"),
+            ("/api/translate", "x"),
+            ("/api/translate", None),
+        ):
             assert asgi(server, then=unread, path=path, key=key) == 403
 
 
@@ -146,7 +168,11 @@ LARGE = PAIR | {"q": "x y " * 1000}
 def slow(run):
     """A server whose thread for large requests waits at `gate`; `begun` counts what it began."""
     with serving({"tiny": run}, timeout=3.0) as server:
-        server.gate, server.begun, translate = threading.Event(), threading.Semaphore(0), server.models[0].translate
+        server.gate, server.begun, translate = (
+            threading.Event(),
+            threading.Semaphore(0),
+            server.models[0].translate,
+        )
 
         def wait(lines, *arguments):
             if len(lines[0]) > SMALL:
@@ -192,7 +218,9 @@ def test_large_requests_wait_for_each_other_within_their_time_and_for_nobody_els
         assert {answer.result().status_code for answer in (first, *others)} == {504}
         slow.gate.set()
         assert slow.post("/translate", LARGE).status_code == 400  # its line is too long
-    assert slow.begun.acquire(blocking=False) and not slow.begun.acquire(blocking=False), "the second never began"
+    assert slow.begun.acquire(blocking=False) and not slow.begun.acquire(blocking=False), (
+        "the second never began"
+    )
 
 
 def test_more_large_requests_than_may_wait_are_refused(slow, monkeypatch):
@@ -215,11 +243,16 @@ def test_clients_without_a_key_keep_no_large_request_of_others_waiting(run, monk
 
     monkeypatch.setattr(service, "MOST_SLOW", 1)
     monkeypatch.setattr(bodies, "_fields", wait)
-    with serving({"tiny": run}, keys=["right"]) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with (
+        serving({"tiny": run}, keys=["right"]) as server,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
         without = pool.submit(server.post, "/translate", data=LARGE)
         assert begun.wait(250)
         assert server.post("/translate", LARGE).status_code == 429
-        assert server.post("/translate", LARGE, headers=with_key("right")).status_code == 400  # its line is too long
+        assert (
+            server.post("/translate", LARGE, headers=with_key("right")).status_code == 400
+        )  # its line is too long
         gate.set()
         assert without.result().status_code == 403
 
@@ -251,9 +284,14 @@ def test_a_client_that_goes_leaves_the_queue(gated):
 
 
 def test_pages_of_other_servers_are_kept_out(run):
-    with serving({"tiny": run}, ready=False, hosts=["testserver"], origins=["https://example.org"]) as server:
+    with serving(
+        {"tiny": run}, ready=False, hosts=["testserver"], origins=["https://example.org"]
+    ) as server:
         assert server.get("/health", headers={"Host": "evil.example"}).status_code == 400
-        for origin, allowed in (("https://example.org", "https://example.org"), ("https://evil.example", None)):
+        for origin, allowed in (
+            ("https://example.org", "https://example.org"),
+            ("https://evil.example", None),
+        ):
             answer = server.get("/health", headers={"Origin": origin})
             assert answer.headers.get("access-control-allow-origin") == allowed
 
@@ -262,7 +300,11 @@ def test_requests_before_the_models_are_ready_are_503(gated):
     gated.hold()
     with serving({"tiny": gated}, ready=False) as server:
         gated.wait_until_busy()
-        for answer in (server.get("/ready"), server.get("/api/models"), server.post("/translate", BODY)):
+        for answer in (
+            server.get("/ready"),
+            server.get("/api/models"),
+            server.post("/translate", BODY),
+        ):
             assert answer.status_code == 503 and answer.headers["retry-after"]
         assert server.get("/health").status_code == 200
         gated.gate.set()
@@ -279,7 +321,10 @@ def test_short_lines_do_not_wait_for_what_is_rare(run):
                 assert go_on.wait(110)
             return super().translate(lines, **keys)
 
-    with serving({"tiny": as_kind(run, Slow)}) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with (
+        serving({"tiny": as_kind(run, Slow)}) as server,
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+    ):
         rare = pool.submit(server.post, "/api/translate", {"text": ["It is late."], "n_best": 2})
         assert entered.wait(110)
         assert server.post("/translate", BODY).status_code == 200
@@ -297,7 +342,12 @@ def test_rare_requests_are_computed_by_programs_of_few_sizes(run):
             return super().translate(lines, **keys)
 
     with serving({"tiny": as_kind(run, Seen)}, max_batch=64) as server:
-        assert server.post("/translate", PAIR | {"q": ["It is late."] * 20, "alternatives": 1}).status_code == 200
+        assert (
+            server.post(
+                "/translate", PAIR | {"q": ["It is late."] * 20, "alternatives": 1}
+            ).status_code
+            == 200
+        )
     assert sum(sizes) >= 20 and max(sizes) <= 4
 
 
@@ -333,9 +383,15 @@ def test_health_fails_while_the_model_does_also_without_requests(run, fault):
         begun.set()
         answer = server.post("/translate", BODY)
         assert answer.status_code == 500 and "secret" not in answer.text
-        wait_for(lambda: server.get("/health").status_code == server.get("/ready").status_code == 503, "failing health")
+        wait_for(
+            lambda: server.get("/health").status_code == server.get("/ready").status_code == 503,
+            "failing health",
+        )
         begun.clear()
-        wait_for(lambda: server.get("/health").status_code == server.get("/ready").status_code == 200, "health again")
+        wait_for(
+            lambda: server.get("/health").status_code == server.get("/ready").status_code == 200,
+            "health again",
+        )
         assert server.post("/translate", BODY).status_code == 200
 
 
@@ -354,7 +410,10 @@ def test_error_of_one_request_is_its_own(run):
                 raise MemoryError("secret details")
             return super().translate(lines, **keys)
 
-    with serving({"tiny": as_kind(run, Failing)}) as server, concurrent.futures.ThreadPoolExecutor(2) as pool:
+    with (
+        serving({"tiny": as_kind(run, Failing)}) as server,
+        concurrent.futures.ThreadPoolExecutor(2) as pool,
+    ):
         bodies = [BODY | {"q": "fail"}, BODY]
         answers = list(pool.map(lambda body: server.post("/translate", body), bodies))
         assert [answer.status_code for answer in answers] == [500, 200]

@@ -26,7 +26,10 @@ MARKUP = "<img src=x onerror=window.ran=1>"
 @pytest.fixture(scope="module")
 def address():
     run, metrics = load("pretrained:toy"), Metrics()
-    models = [ServedModel(name, run.config, lambda: run, metrics, max_batch=1) for name in ("first", "second")]
+    models = [
+        ServedModel(name, run.config, lambda: run, metrics, max_batch=1)
+        for name in ("first", "second")
+    ]
     app = create_app(models, Settings(keys=["secret"]), metrics)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None))
     listening = listen("127.0.0.1", 0)
@@ -75,13 +78,19 @@ def test_translations_scores_and_attention_are_those_of_the_server(page):
     page.fill("#text", "It is late.\n\nThe house is red.")
     with (
         page.expect_response("**/api/attention") as attention,
-        page.expect_response(lambda response: "translate" in response.url and response.ok) as translated,
+        page.expect_response(
+            lambda response: "translate" in response.url and response.ok
+        ) as translated,
     ):
         page.keyboard.press("Control+Enter")
     lines = translated.value.json()["translations"]
     hypotheses = [hypothesis for line in lines for hypothesis in line["hypotheses"]]
-    assert [line["source"] for line in lines] == ["It is late.", "The house is red."] and len(hypotheses) == 8
-    assert page.locator("#results .text").all_inner_texts() == [each["text"] or "—" for each in hypotheses]
+    assert [line["source"] for line in lines] == ["It is late.", "The house is red."] and len(
+        hypotheses
+    ) == 8
+    assert page.locator("#results .text").all_inner_texts() == [
+        each["text"] or "—" for each in hypotheses
+    ]
     scores = page.locator("#results .score").all_inner_texts()
     assert scores == [f"{each['score']:.3f}" for each in hypotheses]
     cross = np.array(attention.value.json()["cross"]) / 10
@@ -89,7 +98,9 @@ def test_translations_scores_and_attention_are_those_of_the_server(page):
     page.select_option("#head", "1,0")
     np.testing.assert_allclose(shown(page), cross[1, 0], atol=0.51)
     page.select_option("#kind", "decoder")
-    np.testing.assert_allclose(shown(page), np.array(attention.value.json()["decoder"])[1, 0] / 10, atol=0.51)
+    np.testing.assert_allclose(
+        shown(page), np.array(attention.value.json()["decoder"])[1, 0] / 10, atol=0.51
+    )
     page.locator("#results input").nth(5).check()
     page.wait_for_selector("#attention:visible")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -104,7 +115,10 @@ def test_the_chosen_run_translates(page):
 
 
 def test_errors_are_shown_and_markup_stays_text(page):
-    page.route("**/api/translate", lambda route: route.fulfill(status=429, json={"error": f"no luck {MARKUP}"}))
+    page.route(
+        "**/api/translate",
+        lambda route: route.fulfill(status=429, json={"error": f"no luck {MARKUP}"}),
+    )
     page.fill("#text", MARKUP)
     page.click("#translate")
     page.get_by_text("no luck").wait_for()

@@ -38,7 +38,9 @@ def test_wrong_use_is_refused(workdir, tmp_path):
 
 
 def test_missing_package_is_named_with_its_installation(workdir, monkeypatch):
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None if name == "uvicorn" else object())
+    monkeypatch.setattr(
+        command.importlib.util, "find_spec", lambda name: None if name == "uvicorn" else object()
+    )
     refused_command(["serve", f"--workdir={workdir}"], "uvicorn", "[serve]")
 
 
@@ -46,7 +48,9 @@ def test_damaged_run_ends_the_server(workdir, tmp_path):
     """The config is there, so that the server starts; the parameters are not."""
     (tmp_path / "config.json").write_bytes((workdir / "config.json").read_bytes())
     (tmp_path / "tokenizer").symlink_to(workdir / "tokenizer")
-    refused_command(["serve", f"--workdir={tmp_path}", "--port=0", "--config.mesh.data=-1"], "checkpoint")
+    refused_command(
+        ["serve", f"--workdir={tmp_path}", "--port=0", "--config.mesh.data=-1"], "checkpoint"
+    )
 
 
 def test_keys_are_the_lines_of_a_file(tmp_path):
@@ -61,7 +65,12 @@ def test_keys_are_the_lines_of_a_file(tmp_path):
 
 
 def test_names_of_models_are_unique(tmp_path, monkeypatch):
-    assert model_names(["runs/toy", "other/toy/", "pretrained:toy", "big"]) == ["toy", "toy-2", "toy-3", "big"]
+    assert model_names(["runs/toy", "other/toy/", "pretrained:toy", "big"]) == [
+        "toy",
+        "toy-2",
+        "toy-3",
+        "big",
+    ]
     (tmp_path / "here" / "below").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     assert model_names([".", "below/..", "./below/", "gs://bucket/runs/far/", "/"]) == [
@@ -114,7 +123,9 @@ def test_a_server_answers_libretranslates_client_until_a_signal(workdir, tmp_pat
         [sys.executable, "-m", "t2t_flax", "serve", *words], env=environment(), stdout=subprocess.PIPE, stderr=log, text=True
     ) as server:  # fmt: skip
         try:
-            url = re.fullmatch(r"listening on (http://127.0.0.1:\d+)\n", server.stdout.readline())[1]
+            url = re.fullmatch(r"listening on (http://127.0.0.1:\d+)\n", server.stdout.readline())[
+                1
+            ]
             wait_for(lambda: is_ready(url), "ready server", 400)
             client_of = pytest.importorskip("libretranslatepy").LibreTranslateAPI
             client = client_of(url, "any key")
@@ -126,7 +137,11 @@ def test_a_server_answers_libretranslates_client_until_a_signal(workdir, tmp_pat
             times = dict(clients=2, seconds=2.0, before=0.0)
             load = asyncio.run(run_clients(url, ["It is late."], ("en", "de"), **times))
             entry = entry_of(load)
-            assert entry["requests"] > 0 and not entry["errors"] and 0 < entry["p50_ms"] <= entry["p99_ms"]
+            assert (
+                entry["requests"] > 0
+                and not entry["errors"]
+                and 0 < entry["p50_ms"] <= entry["p99_ms"]
+            )
             server.send_signal(signal.SIGHUP)
             assert server.wait(250) == 0
         finally:

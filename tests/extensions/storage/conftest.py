@@ -6,7 +6,9 @@ import urllib.request
 import pytest
 from helpers.fake_gcs import FakeGcs
 
-needs_gcsfs = pytest.mark.skipif(importlib.util.find_spec("gcsfs") is None, reason="gcsfs is not installed (extra gcs)")
+needs_gcsfs = pytest.mark.skipif(
+    importlib.util.find_spec("gcsfs") is None, reason="gcsfs is not installed (extra gcs)"
+)
 
 
 def pytest_collection_modifyitems(items):
@@ -27,7 +29,9 @@ def gcs(monkeypatch, tmp_path):
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
-        monkeypatch.setitem(fsspec.config.conf, "gcs", {"token": "anon", "use_listings_cache": False})
+        monkeypatch.setitem(
+            fsspec.config.conf, "gcs", {"token": "anon", "use_listings_cache": False}
+        )
         kind = fsspec.get_filesystem_class("gcs")
         kind.clear_instance_cache()
         backend.fsspec_backend._get_filesystem.cache_clear()
@@ -40,13 +44,19 @@ def gcs(monkeypatch, tmp_path):
 def s3(monkeypatch, tmp_path):
     """A bucket in moto's server; local copies of stores are under tmp_path/home."""
     pytest.importorskip("s3fs", reason="s3fs is not installed (extra s3)")
-    server = pytest.importorskip("moto.server", reason="moto[server] is not installed").ThreadedMotoServer(port=0)
+    server = pytest.importorskip(
+        "moto.server", reason="moto[server] is not installed"
+    ).ThreadedMotoServer(port=0)
     server.start()
     host, port = server.get_host_and_port()
     url = f"http://127.0.0.1:{port}"
     urllib.request.urlopen(urllib.request.Request(f"{url}/moto-api/reset", method="POST"))
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-    for name, value in (("ACCESS_KEY_ID", "any"), ("SECRET_ACCESS_KEY", "any"), ("DEFAULT_REGION", "us-east-1")):
+    for name, value in (
+        ("ACCESS_KEY_ID", "any"),
+        ("SECRET_ACCESS_KEY", "any"),
+        ("DEFAULT_REGION", "us-east-1"),
+    ):
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     import s3fs

@@ -99,13 +99,17 @@ def test_metrics_are_read_back_after_a_restart(gcs):
     write_lines(range(1, 8)).close()
     writer = write_lines(range(5, 10), resume=4)
     writer.send()
-    assert [line["step"] for line in read_metrics(RUN)] == list(range(1, 10)), "also if the machine is lost now"
+    assert [line["step"] for line in read_metrics(RUN)] == list(range(1, 10)), (
+        "also if the machine is lost now"
+    )
     before = len(gcs.requests)
     writer.send()
     assert len(gcs.requests) == before, "what has not changed is not sent"
     writer.write(10, {"loss": 0.1})
     writer.close()
-    assert [json.loads(line)["step"] for line in gcs.read("run/metrics.jsonl").splitlines()] == list(range(1, 11))
+    assert [
+        json.loads(line)["step"] for line in gcs.read("run/metrics.jsonl").splitlines()
+    ] == list(range(1, 11))
     assert gcs.names() == ["run/metrics.jsonl"] and not writer._files.local.exists()
 
 
@@ -130,14 +134,19 @@ class HttpError(Exception):
 
 
 @pytest.mark.parametrize(
-    "code, transient", [(401, True), (403, True), (429, True), (503, True), (404, False), (412, False)]
+    "code, transient",
+    [(401, True), (403, True), (429, True), (503, True), (404, False), (412, False)],
 )
 def test_errors_of_a_store_are_transient_and_those_of_an_object_are_not(code, transient):
     assert files.is_transient(HttpError(code)) == transient
 
 
 def test_text_is_read_once_and_again_when_it_is_replaced(gcs, monkeypatch):
-    data, index, text = bytes(range(256)) * 10, epath.Path("gs://bucket/cache/hashes.json"), epath.Path("gs://bucket/t")
+    data, index, text = (
+        bytes(range(256)) * 10,
+        epath.Path("gs://bucket/cache/hashes.json"),
+        epath.Path("gs://bucket/t"),
+    )
     read, real = [], file_hashes._hash_file
     monkeypatch.setattr(file_hashes, "_hash_file", lambda path: read.append(path) or real(path))
 
@@ -155,7 +164,9 @@ def test_text_is_read_once_and_again_when_it_is_replaced(gcs, monkeypatch):
 @pytest.mark.slow
 def test_damaged_and_unfinished_checkpoints_are_skipped(gcs):
     """The damaged one is set aside and the leftover of a killed save is removed; opening alone changes nothing."""
-    config = small_config(model=dict(d_model=8, d_ff=8, num_heads=2), checkpoint=dict(every_steps=1))
+    config = small_config(
+        model=dict(d_model=8, d_ff=8, num_heads=2), checkpoint=dict(every_steps=1)
+    )
     model, tx, state, _ = model_and_state(config)
     checkpoints = Checkpoints(f"{RUN}/checkpoints", keep_last=3)
     for step in (1, 2):

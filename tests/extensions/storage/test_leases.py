@@ -41,9 +41,15 @@ def lost(gcs, monkeypatch):
 def elsewhere(number, **values):
     """A lease of a process on another host."""
     holder = dataclasses.replace(
-        this_process("train"), about="train, process 12 on tpu-7", process=12, space="there", **values
+        this_process("train"),
+        about="train, process 12 on tpu-7",
+        process=12,
+        space="there",
+        **values,
     )
-    files.atomic_write(f"{RUN}/.lock-{number}", json.dumps(dataclasses.asdict(holder) | {"beat": 3}))
+    files.atomic_write(
+        f"{RUN}/.lock-{number}", json.dumps(dataclasses.asdict(holder) | {"beat": 3})
+    )
 
 
 def lease_names():
@@ -104,7 +110,9 @@ def test_lease_of_a_dead_local_process_is_free_at_once(lost):
 
 def test_holder_that_creates_its_lease_during_the_wait_is_respected(lost, monkeypatch):
     elsewhere(1)
-    monkeypatch.setattr(leases.log, "warning", lambda *said: elsewhere(2, token="new"))  # said when the wait begins
+    monkeypatch.setattr(
+        leases.log, "warning", lambda *said: elsewhere(2, token="new")
+    )  # said when the wait begins
     with refused(RUN, "process 12", "tpu-7"):
         locks.lock_folder(RUN, "train")
 
@@ -125,10 +133,14 @@ def test_lease_is_held_though_the_answer_of_the_store_was_lost(lost, monkeypatch
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="needs a clock that counts sleep")
 def test_a_lease_is_lost_while_the_machine_sleeps(tmp_path, monkeypatch):
     lost, asleep, clock = [], threading.Event(), time.clock_gettime
-    monkeypatch.setattr(leases, "BEAT", 2.0)  # the holder looks at the clock before its next renewal
+    monkeypatch.setattr(
+        leases, "BEAT", 2.0
+    )  # the holder looks at the clock before its next renewal
     monkeypatch.setattr(leases.Lease, "_lose", lambda self, what: lost.append(what))
     monkeypatch.setattr(
-        time, "clock_gettime", lambda id: clock(id) + 600 * (asleep.is_set() and id == time.CLOCK_BOOTTIME)
+        time,
+        "clock_gettime",
+        lambda id: clock(id) + 600 * (asleep.is_set() and id == time.CLOCK_BOOTTIME),
     )
     lease = leases.Lease(epath.Path(tmp_path), 1, this_process("train"), leases._now())
     asleep.set()

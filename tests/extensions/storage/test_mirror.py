@@ -18,8 +18,13 @@ def test_only_whole_files_are_uploaded(tmp_path):
     connection.execute("insert into t values (1)")
     connection.commit()
     mirror.close()
-    assert sorted(path.name for path in (tmp_path / "remote").iterdir()) == ["metrics.jsonl", "mlflow.db"]
-    assert sqlite3.connect(tmp_path / "remote" / "mlflow.db").execute("select x from t").fetchall() == [(1,)]
+    assert sorted(path.name for path in (tmp_path / "remote").iterdir()) == [
+        "metrics.jsonl",
+        "mlflow.db",
+    ]
+    assert sqlite3.connect(tmp_path / "remote" / "mlflow.db").execute(
+        "select x from t"
+    ).fetchall() == [(1,)]
     connection.close()
 
 

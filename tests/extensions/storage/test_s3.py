@@ -15,9 +15,13 @@ CACHE = "s3://bucket/cache"
 
 
 def test_bucket_holds_text_and_token_stores(s3, tmp_path, monkeypatch):
-    text = "".join(f"sentence {i} of {i % 7} houses\tSatz {i} von {i % 7} Häusern\n" for i in range(120))
+    text = "".join(
+        f"sentence {i} of {i % 7} houses\tSatz {i} von {i % 7} Häusern\n" for i in range(120)
+    )
     files.atomic_write("s3://bucket/text/t.tsv", text)
-    source = open_source("t.tsv", root="s3://bucket/text", source_language="en", target_language="de")
+    source = open_source(
+        "t.tsv", root="s3://bucket/text", source_language="en", target_language="de"
+    )
     trained = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=300, joint_vocabulary=True))
     trained.save(epath.Path(CACHE) / "tokenizer")
     tokenizers = TokenizerPair.load(epath.Path(CACHE) / "tokenizer")
@@ -28,8 +32,12 @@ def test_bucket_holds_text_and_token_stores(s3, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "another host"))
     copy = prepare_split(source, tokenizers, f"{CACHE}/train", policies)
     assert copy.folder != store.folder and copy.num_pairs == 120
-    assert [copy.source(i).tolist() for i in range(120)] == [store.source(i).tolist() for i in range(120)]
-    (epath.Path(CACHE) / "train" / "source.ids").write_bytes((copy.folder / "source.ids").read_bytes()[::-1])
+    assert [copy.source(i).tolist() for i in range(120)] == [
+        store.source(i).tolist() for i in range(120)
+    ]
+    (epath.Path(CACHE) / "train" / "source.ids").write_bytes(
+        (copy.folder / "source.ids").read_bytes()[::-1]
+    )
     monkeypatch.setenv("HOME", str(tmp_path / "a third host"))
     with refused(f"{CACHE}/train", "source.ids"):
         prepare_split(source, tokenizers, f"{CACHE}/train", policies)
@@ -37,7 +45,9 @@ def test_bucket_holds_text_and_token_stores(s3, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", ["train --config=configs/toy.py", "evaluate"])
 def test_workdir_on_s3_is_refused_before_any_work(s3, command):
-    refused_command([*command.split(), "--workdir=s3://bucket/run"], "--workdir", "s3://bucket/run", "gs://")
+    refused_command(
+        [*command.split(), "--workdir=s3://bucket/run"], "--workdir", "s3://bucket/run", "gs://"
+    )
     assert list(epath.Path("s3://bucket").iterdir()) == []
 
 
@@ -67,5 +77,7 @@ def test_files_that_match_a_pattern_are_paired(s3):
 
 def test_columns_of_a_file_in_a_bucket(s3):
     files.atomic_write("s3://bucket/p.tsv", "u\ta\tein\t0.9\nu\tb\tzwei\t0.1\n")
-    source = open_source("s3://bucket/p*.tsv:2,3:4>=0.5", source_language="en", target_language="de")
+    source = open_source(
+        "s3://bucket/p*.tsv:2,3:4>=0.5", source_language="en", target_language="de"
+    )
     assert list(source.rows()) == [("a", "ein"), "score"]

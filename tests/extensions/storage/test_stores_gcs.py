@@ -24,7 +24,9 @@ from t2t_flax.tasks import task_of
 
 FOLDER = "gs://bucket/cache/train"
 POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
-FILES = [f"{side}.{part}" for side in ("source", "target") for part in ("ids", "lengths", "offsets")]
+FILES = [
+    f"{side}.{part}" for side in ("source", "target") for part in ("ids", "lengths", "offsets")
+]
 
 
 def test_without_a_home_folder_the_variable_of_the_stores_is_named(no_home, monkeypatch):
@@ -35,7 +37,9 @@ def test_without_a_home_folder_the_variable_of_the_stores_is_named(no_home, monk
 
 @pytest.fixture
 def source(tmp_path):
-    text = "".join(f"sentence {i} of {i % 7} houses\tSatz {i} von {i % 7} Häusern\n" for i in range(120))
+    text = "".join(
+        f"sentence {i} of {i % 7} houses\tSatz {i} von {i % 7} Häusern\n" for i in range(120)
+    )
     (tmp_path / "t.tsv").write_text(text)
     return open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
 
@@ -64,10 +68,15 @@ def test_store_in_bucket_has_the_bytes_of_one_on_disk(gcs, source, tokenizers, t
     assert store.folder.is_relative_to(tmp_path / "home") and store.origin == epath.Path(FOLDER)
     uploads = [path for command, path in gcs.requests if command == "POST" and "/upload/" in path]
     assert len(uploads) == 7
-    assert max(gcs.objects[key][0] for key in gcs.objects) == gcs.objects["bucket", "cache/train/meta.json"][0], "last"
+    assert (
+        max(gcs.objects[key][0] for key in gcs.objects)
+        == gcs.objects["bucket", "cache/train/meta.json"][0]
+    ), "last"
 
 
-def test_other_host_downloads_the_store_instead_of_preparing(gcs, source, tokenizers, tmp_path, monkeypatch):
+def test_other_host_downloads_the_store_instead_of_preparing(
+    gcs, source, tokenizers, tmp_path, monkeypatch
+):
     policies = dataclasses.replace(POLICIES, keep_texts=True)
     prepare_split(source, tokenizers, FOLDER, policies)
     assert downloads(gcs) == 0, "the host that wrote it has a local copy"
@@ -130,11 +139,24 @@ def test_damaged_local_copy_is_downloaded_again(gcs, source, tokenizers, monkeyp
 
 def test_many_hosts_share_a_store_in_the_bucket(gcs, source, tokenizers, tmp_path, monkeypatch):
     config = small_config(
-        data=dict(train="t.tsv", valid="", root=str(tmp_path), cache="gs://bucket/cache", vocab_size=300, num_workers=1)
+        data=dict(
+            train="t.tsv",
+            valid="",
+            root=str(tmp_path),
+            cache="gs://bucket/cache",
+            vocab_size=300,
+            num_workers=1,
+        )
     )
     encoded, real = [], preprocess.Encoder.__call__
-    monkeypatch.setattr(preprocess.Encoder, "__call__", lambda self, pairs: encoded.extend(pairs) or real(self, pairs))
-    corpora = run_processes(3, lambda group: prepare_corpus(task_of(config), "gs://bucket/run", group=group))
+    monkeypatch.setattr(
+        preprocess.Encoder,
+        "__call__",
+        lambda self, pairs: encoded.extend(pairs) or real(self, pairs),
+    )
+    corpora = run_processes(
+        3, lambda group: prepare_corpus(task_of(config), "gs://bucket/run", group=group)
+    )
     assert [corpus.train.num_pairs for corpus in corpora] == [120] * 3 and len(encoded) == 120
     assert len({corpus.train.folder for corpus in corpora}) == 1, "one host has one local copy"
     names = {

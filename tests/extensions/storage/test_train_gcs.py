@@ -31,8 +31,14 @@ class Commands:
 
     def start(self, *argv: str, launcher: list[str] | None = None) -> subprocess.Popen:
         command = [*(launcher or []), sys.executable, "-m", "t2t_flax", *argv]
-        environment = os.environ | self._server.environment | {"HOME": str(self._home), "JAX_NUM_CPU_DEVICES": "1"}
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        environment = (
+            os.environ
+            | self._server.environment
+            | {"HOME": str(self._home), "JAX_NUM_CPU_DEVICES": "1"}
+        )
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
     def run(self, *argv: str, launcher: list[str] | None = None) -> str:
         process = self.start(*argv, launcher=launcher)
@@ -54,7 +60,9 @@ def wait_for(server: FakeGcs, name: str, process: subprocess.Popen) -> None:
 
 def curve(lines: str) -> dict[int, float]:
     rows = [json.loads(line) for line in lines.splitlines()]
-    assert [row["step"] for row in rows if "loss" in row] == sorted({row["step"] for row in rows if "loss" in row})
+    assert [row["step"] for row in rows if "loss" in row] == sorted(
+        {row["step"] for row in rows if "loss" in row}
+    )
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
@@ -107,7 +115,10 @@ def test_killed_and_resumed_run_in_bucket_equals_run_on_disk(tmp_path, on_disk):
         assert not [name for name in names if ".partial-" in name]
         record = json.loads(server.read("run/eval/test-120.json"))
         assert {k: record[k] for k in SAME} == {k: expected[k] for k in SAME}
-        assert server.read("run/eval/test-120.hyp.txt") == (on_disk / "eval" / "test-120.hyp.txt").read_bytes()
+        assert (
+            server.read("run/eval/test-120.hyp.txt")
+            == (on_disk / "eval" / "test-120.hyp.txt").read_bytes()
+        )
         losses = curve((on_disk / "metrics.jsonl").read_text())
         assert list(losses) == list(range(1, 121))
         assert curve(server.read("run/metrics.jsonl").decode()) == losses
@@ -120,15 +131,32 @@ def test_two_processes_in_bucket_equal_one(tmp_path):
     on_disk = train_on_disk(tmp_path / "disk", *SHORT)
     with FakeGcs() as server:
         pod = Commands(server, tmp_path / "home")
-        pod.run("train", "--workdir=gs://bucket/run", *KEYS, *SHORT, launcher=["launch/local_pod.sh", "2", "--"])
+        pod.run(
+            "train",
+            "--workdir=gs://bucket/run",
+            *KEYS,
+            *SHORT,
+            launcher=["launch/local_pod.sh", "2", "--"],
+        )
         names = server.names()
         assert "run/complete.json" in names
-        stores = {name.split("/")[2] for name in names if name.startswith("run/data/") and ".plan-" not in name}
-        assert all(kind in {"train", "valid", "test", "tokenizer"} for kind in (name.split("-")[0] for name in stores))
-        assert not [name for name in names if ".parts-" in name or ".survey" in name or ".shared" in name]
+        stores = {
+            name.split("/")[2]
+            for name in names
+            if name.startswith("run/data/") and ".plan-" not in name
+        }
+        assert all(
+            kind in {"train", "valid", "test", "tokenizer"}
+            for kind in (name.split("-")[0] for name in stores)
+        )
+        assert not [
+            name for name in names if ".parts-" in name or ".survey" in name or ".shared" in name
+        ]
         for name in stores:
             disk = {
-                path.name: path.read_bytes() for path in (on_disk / "data" / name).iterdir() if path.name != ".verified"
+                path.name: path.read_bytes()
+                for path in (on_disk / "data" / name).iterdir()
+                if path.name != ".verified"
             }
             assert disk == {file: server.read(f"run/data/{name}/{file}") for file in disk}
         losses, losses_in_bucket = (

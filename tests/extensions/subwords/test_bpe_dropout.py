@@ -21,7 +21,12 @@ from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
 
 DATA = dict(
-    train="toy:train:120", valid="toy:valid:20", vocab_size=350, batch_tokens=300, max_length=60, pack_length=60
+    train="toy:train:120",
+    valid="toy:valid:20",
+    vocab_size=350,
+    batch_tokens=300,
+    max_length=60,
+    pack_length=60,
 )
 
 
@@ -29,7 +34,9 @@ DATA = dict(
 def models():
     source = open_source("toy:train:300", source_language="en", target_language="de")
     of = {
-        fallback: train_tokenizers(source, Data(vocab_size=500 if fallback else 200, byte_fallback=fallback)).source
+        fallback: train_tokenizers(
+            source, Data(vocab_size=500 if fallback else 200, byte_fallback=fallback)
+        ).source
         for fallback in (True, False)
     }
     return {fallback: with_whole_piece(model, "<bt>") for fallback, model in of.items()}
@@ -62,11 +69,17 @@ def test_without_dropout_the_ids_are_those_of_sentencepiece(models, byte_fallbac
         assert tokenizer.decode(sampled) == tokenizer.decode(tokenizer.encode(text))
 
 
-def outcomes(scores: dict[str, float], pieces: tuple[str, ...], dropout: float) -> Counter[tuple[str, ...]]:
+def outcomes(
+    scores: dict[str, float], pieces: tuple[str, ...], dropout: float
+) -> Counter[tuple[str, ...]]:
     """The probability of each segmentation by the definition: in each round every possible merge is skipped or not, and the best
     of those that are left is made, until none is.
     """
-    merges = [(-scores[a + b], i) for i, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False)) if a + b in scores]
+    merges = [
+        (-scores[a + b], i)
+        for i, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False))
+        if a + b in scores
+    ]
     found: Counter[tuple[str, ...]] = Counter({pieces: dropout ** len(merges)})
     for rank, (_, i) in enumerate(sorted(merges)):
         merged = (*pieces[:i], pieces[i] + pieces[i + 1], *pieces[i + 2 :])
@@ -75,7 +88,9 @@ def outcomes(scores: dict[str, float], pieces: tuple[str, ...], dropout: float) 
     return found
 
 
-@pytest.mark.parametrize(("dropout", "cached"), [(0.1, True), (0.5, True), (0.5, False), (0.9, False)])
+@pytest.mark.parametrize(
+    ("dropout", "cached"), [(0.1, True), (0.5, True), (0.5, False), (0.9, False)]
+)
 def test_frequencies_are_those_of_the_definition(models, monkeypatch, dropout, cached):
     """Within five standard deviations; both for words whose states are kept and for long texts."""
     monkeypatch.setattr(samplers, "_KEPT_LENGTH", 20 if cached else 0)
@@ -143,7 +158,9 @@ def test_each_pass_reads_every_pair_once_in_other_segmentations_of_the_same_text
         assert sorted(seen[epoch]) == list(range(count))
         assert sum(seen[epoch][i] != ids for i, ids in enumerate(own)) > 60
         for i, ids in seen[epoch].items():
-            assert corpus.tokenizers.source.decode(ids[:-1]) == corpus.tokenizers.source.decode(own[i][:-1])
+            assert corpus.tokenizers.source.decode(ids[:-1]) == corpus.tokenizers.source.decode(
+                own[i][:-1]
+            )
     assert len({str(sorted(seen[epoch].items())) for epoch in epochs}) == len(epochs)
 
 
@@ -160,7 +177,9 @@ def test_validation_text_has_one_segmentation(tmp_path):
 def test_the_filters_see_the_own_segmentation(tmp_path):
     """So that the same pairs are kept as without dropout, and preparing them takes no draws."""
     _, drawn = corpus_of(tmp_path / "a", data=DATA | dict(max_length=14, pack_length=16))
-    _, plain = corpus_of(tmp_path / "b", data=DATA | dict(max_length=14, pack_length=16), subwords={})
+    _, plain = corpus_of(
+        tmp_path / "b", data=DATA | dict(max_length=14, pack_length=16), subwords={}
+    )
     assert 0 < plain.train.meta["dropped"] == drawn.train.meta["dropped"]
     for i in range(plain.train.num_pairs):
         assert plain.train.source(i).tolist() == drawn.train.source(i).tolist()

@@ -24,7 +24,10 @@ KINDS = {"bpe_dropout": ("bpe", 0.5), "unigram_alpha": ("unigram", 0.1)}
 
 class Houses(Source):
     def read(self):
-        return ((f"the small house {i} stands there", f"das kleine Haus {i} steht dort") for i in range(self.count))
+        return (
+            (f"the small house {i} stands there", f"das kleine Haus {i} steht dort")
+            for i in range(self.count)
+        )
 
     def fingerprint(self):
         return f"houses {self.count}"
@@ -34,19 +37,28 @@ class Houses(Source):
 def drawn(request, tmp_path_factory) -> DrawnPairs:
     """40 plain pairs, then 20 with a tag."""
     kind, strength = KINDS[request.param]
-    tokenizers = train_tokenizers(Houses("h", 60), Data(tokenizer=kind, vocab_size=41, byte_fallback=False), ["<t>"])
+    tokenizers = train_tokenizers(
+        Houses("h", 60), Data(tokenizer=kind, vocab_size=41, byte_fallback=False), ["<t>"]
+    )
     source = JoinedSource("both", [Houses("h", 40), TaggedSource(Houses("h", 20), "<t>")])
-    store = prepare_split(source, tokenizers, tmp_path_factory.mktemp("s") / "store", POLICIES, num_workers=1)
+    store = prepare_split(
+        source, tokenizers, tmp_path_factory.mktemp("s") / "store", POLICIES, num_workers=1
+    )
     return DrawnPairs(store, tokenizers, CONFIG, 0, request.param, strength)
 
 
 def ids(sides) -> list[tuple[list[int], list[int]]]:
-    lists = ([side.ids[o : o + n].tolist() for o, n in zip(side.offsets, side.lengths, strict=True)] for side in sides)
+    lists = (
+        [side.ids[o : o + n].tolist() for o, n in zip(side.offsets, side.lengths, strict=True)]
+        for side in sides
+    )
     return list(zip(*lists, strict=True))
 
 
 def samples(pairs, epochs=0) -> Samples:
-    return Samples(np.array(pairs, np.int64), np.broadcast_to(np.array(epochs, np.int64), (len(pairs),)))
+    return Samples(
+        np.array(pairs, np.int64), np.broadcast_to(np.array(epochs, np.int64), (len(pairs),))
+    )
 
 
 def stored(draw: DrawnPairs, pairs) -> list[tuple[list[int], list[int]]]:
@@ -70,14 +82,17 @@ def test_passes_and_seeds_draw_other_ids_of_the_same_text(drawn):
             rows = ids(dataclasses.replace(drawn, seed=seed).read(samples(range(60), number)))
             found.add(str(rows))
             for i, (row, own) in enumerate(zip(rows, stored(drawn, range(60)), strict=True)):
-                assert row[0].count(symbol) == (row[0][0] == symbol) == (i >= 40), "a symbol stays in front"
+                assert row[0].count(symbol) == (row[0][0] == symbol) == (i >= 40), (
+                    "a symbol stays in front"
+                )
                 assert source.decode(row[0]) == source.decode(own[0])
                 assert target.decode(row[1]) == target.decode(own[1])
     assert len(found) == 4
 
 
 @pytest.mark.parametrize(
-    ("keys", "most"), [({}, 60), ({"pack_length": 24}, 24), ({"batching": "buckets", "batch_tokens": 40}, 40)]
+    ("keys", "most"),
+    [({}, 60), ({"pack_length": 24}, 24), ({"batching": "buckets", "batch_tokens": 40}, 40)],
 )
 def test_a_pair_that_gets_too_long_keeps_its_ids(drawn, keys, most):
     strength = {"bpe_dropout": 0.8, "unigram_alpha": 0.01}[drawn.kind]

@@ -45,7 +45,10 @@ MODELS = {
 @pytest.fixture(scope="module")
 def models(source) -> dict[str, SentencePieceTokenizer]:
     of = {name: Data(tokenizer="unigram", **keys) for name, keys in MODELS.items()}
-    trained = {name: with_whole_piece(train_tokenizers(source, data).source, "<bt>") for name, data in of.items()}
+    trained = {
+        name: with_whole_piece(train_tokenizers(source, data).source, "<bt>")
+        for name, data in of.items()
+    }
     return trained | {"crossing": crossing()}
 
 
@@ -53,7 +56,12 @@ def crossing() -> SentencePieceTokenizer:
     """A model with pieces over several words, unused pieces and other special ids; all written by hand."""
     model = sentencepiece_model_pb2.ModelProto()
     model.trainer_spec.model_type = model.trainer_spec.UNIGRAM
-    model.trainer_spec.unk_id, model.trainer_spec.bos_id, model.trainer_spec.eos_id, model.trainer_spec.pad_id = (
+    (
+        model.trainer_spec.unk_id,
+        model.trainer_spec.bos_id,
+        model.trainer_spec.eos_id,
+        model.trainer_spec.pad_id,
+    ) = (
         3,
         1,
         2,
@@ -79,7 +87,9 @@ def scores_of(tokenizer: SentencePieceTokenizer) -> dict[str, float]:
     return {p.piece: p.score for p in proto.pieces if p.type == p.NORMAL}
 
 
-def all_segmentations(tokenizer: SentencePieceTokenizer, normalized: str) -> dict[tuple[str, ...], float]:
+def all_segmentations(
+    tokenizer: SentencePieceTokenizer, normalized: str
+) -> dict[tuple[str, ...], float]:
     """Every segmentation of a normalized text without tags -> its log-probability; unknown characters as in SentencePiece."""
     scores = scores_of(tokenizer)
     unknown = min(scores.values()) - 10
@@ -132,7 +142,11 @@ def test_frequencies_are_those_of_the_enumerated_distribution(models, model, tex
     assert set(counts) <= set(weights) and len(weights) > 1
     for ids, weight in weights.items():
         p = weight / total
-        assert abs(counts[ids] - draws * p) <= 5 * math.sqrt(draws * p * (1 - p)) + 3, (ids, p, counts[ids] / draws)
+        assert abs(counts[ids] - draws * p) <= 5 * math.sqrt(draws * p * (1 - p)) + 3, (
+            ids,
+            p,
+            counts[ids] / draws,
+        )
 
 
 @pytest.mark.parametrize("model", ["bytes", "unknowns", "crossing"])
@@ -157,7 +171,16 @@ def test_probabilities_of_pieces_are_the_exact_marginals(models, model):
 
 TEXT = st.one_of(
     st.sampled_from(
-        ["the small house", "<bt> the house", "a<bt>b", "ﬁve  ½  spaces ", "😀 日本", "", " ", "<unk> </s> ▁x"]
+        [
+            "the small house",
+            "<bt> the house",
+            "a<bt>b",
+            "ﬁve  ½  spaces ",
+            "😀 日本",
+            "",
+            " ",
+            "<unk> </s> ▁x",
+        ]
     ),
     st.text("thesmalhou ▁<bt>é😀\n", max_size=30),
 )
@@ -175,9 +198,14 @@ def log_probability(tokenizer, ids) -> float:
 def test_a_large_alpha_gives_the_segmentation_of_sentencepiece(models, model, text):
     """Where several are equally probable, SentencePiece keeps the first that its float32 sums prefer."""
     tokenizer = models[model]
-    best, own = tokenizer.encode(text), UnigramSampling(tokenizer, 1e9).encode(text, random.Random(0))
+    best, own = (
+        tokenizer.encode(text),
+        UnigramSampling(tokenizer, 1e9).encode(text, random.Random(0)),
+    )
     if own != best:
-        assert log_probability(tokenizer, own) == pytest.approx(log_probability(tokenizer, best), rel=1e-5)
+        assert log_probability(tokenizer, own) == pytest.approx(
+            log_probability(tokenizer, best), rel=1e-5
+        )
     assert tokenizer.decode(own) == tokenizer.decode(best)
 
 
@@ -188,7 +216,9 @@ def test_every_draw_spells_the_text_and_keeps_tags_whole(models, model, text, se
     tokenizer = models[model]
     ids = UnigramSampling(tokenizer, 0.05).encode(text, random.Random(seed))
     assert ids == UnigramSampling(tokenizer, 0.05).encode(text, random.Random(seed))
-    assert tokenizer.pieces(ids).count("<bt>") == tokenizer.pieces(tokenizer.encode(text)).count("<bt>")
+    assert tokenizer.pieces(ids).count("<bt>") == tokenizer.pieces(tokenizer.encode(text)).count(
+        "<bt>"
+    )
     if model == "bytes":
         assert tokenizer.decode(ids) == tokenizer.decode(tokenizer.encode(text))
 
@@ -215,7 +245,9 @@ def test_contradictory_keys_are_refused(keys, names):
 
 def test_other_models_are_refused(source):
     models = {
-        kind: train_tokenizers(source, Data(tokenizer=kind, vocab_size=100, byte_fallback=False)).source
+        kind: train_tokenizers(
+            source, Data(tokenizer=kind, vocab_size=100, byte_fallback=False)
+        ).source
         for kind in ("bpe", "unigram")
     }
     for key, kind in (("unigram_alpha", "bpe"), ("bpe_dropout", "unigram")):

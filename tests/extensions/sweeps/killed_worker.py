@@ -23,6 +23,10 @@ def killed(training: Training):
 
 if __name__ == "__main__":
     folder, sweep = Folder(Path(sys.argv[1])), read_sweep(sys.argv[1])
-    trials = SearchTrials(folder, sweep) if sweep["search"] else ListedTrials(folder, list(sweep["trials"]))
+    trials = (
+        SearchTrials(folder, sweep)
+        if sweep["search"]
+        else ListedTrials(folder, list(sweep["trials"]))
+    )
     start = lambda folder, name, *_: Training(folder.workdir(name), killed)  # noqa: E731
     Worker(folder, trials, [Resources()], 0, threading.Event(), print, start=start).run()

@@ -51,15 +51,25 @@ class Training:
     def complete(self, wrong: int = 0) -> None:
         """Write complete.json, and a record in which so many of 40 sentences are wrong."""
         (self.workdir / "eval").mkdir(exist_ok=True)
-        hypotheses = [r if i >= wrong else r.replace("sentence", "word") for i, r in enumerate(REFERENCES)]
+        hypotheses = [
+            r if i >= wrong else r.replace("sentence", "word") for i, r in enumerate(REFERENCES)
+        ]
         path = record(self.workdir / "eval", "test-3", hypotheses, REFERENCES)
         scores = {"sacrebleu": {"score": 100.0 - wrong}, "nll": wrong / 10}
         path.write_text(json.dumps(json.loads(path.read_text()) | {"scores": scores}))
-        marker = {"step": 3, "reason": "steps", "records": {"test": path.name}, "summary": "", "seconds": {"step": 1.0}}
+        marker = {
+            "step": 3,
+            "reason": "steps",
+            "records": {"test": path.name},
+            "summary": "",
+            "seconds": {"step": 1.0},
+        }
         (self.workdir / "complete.json").write_text(json.dumps(marker))
 
 
-def ok(wrong: int = 0, nll: tuple[float, ...] = (3.0, 2.0)) -> Callable[[Training], Iterator[int | None]]:
+def ok(
+    wrong: int = 0, nll: tuple[float, ...] = (3.0, 2.0)
+) -> Callable[[Training], Iterator[int | None]]:
     def steps(training):
         for step, value in enumerate(nll, 1):
             training.log(step, loss=value, valid_nll=value)
@@ -101,17 +111,31 @@ class Grid:
         rows = [{"name": name, "train.steps": 100 + i} for i, name in enumerate(behaviours)]
         trials = expand(TOY, {}, rows, seeds)
         self.folder, self.sweep = open_or_create(path, SWEEP | {"seeds": seeds}, trials, **options)
-        self.behaviours, self.names, self.messages = behaviours, list(read_sweep(path)["trials"]), []
+        self.behaviours, self.names, self.messages = (
+            behaviours,
+            list(read_sweep(path)["trials"]),
+            [],
+        )
         self.stop = threading.Event()
 
     def start(self, folder: Folder, name: str, *_) -> Training:
         row, _, seed = name.rpartition(",seed=")
         steps = self.behaviours[row]
-        return Training(folder.workdir(name), steps[int(seed)] if isinstance(steps, tuple) else steps)
+        return Training(
+            folder.workdir(name), steps[int(seed)] if isinstance(steps, tuple) else steps
+        )
 
     def worker(self, *, parallel: int = 1, retries: int = 1) -> Worker:
         trials, resources = ListedTrials(self.folder, self.names), [Resources()] * parallel
-        return Worker(self.folder, trials, resources, retries, self.stop, self.messages.append, start=self.start)
+        return Worker(
+            self.folder,
+            trials,
+            resources,
+            retries,
+            self.stop,
+            self.messages.append,
+            start=self.start,
+        )
 
     def work(self, **options) -> None:
         self.worker(**options).run()
@@ -129,4 +153,6 @@ def grid(tmp_path, monkeypatch) -> Callable[..., Grid]:
     monkeypatch.setattr("t2t_flax.extensions.sweeps.worker._POLL_INTERVAL", 0.001)
     monkeypatch.setattr("t2t_flax.extensions.sweeps.worker._CLAIM_INTERVAL", 0.01)
     monkeypatch.setattr("t2t_flax.extensions.sweeps.worker._SIGNAL_SECONDS", 0.01)
-    return lambda behaviours, seeds=1, **options: Grid(tmp_path / "sweep", behaviours, seeds, **options)
+    return lambda behaviours, seeds=1, **options: Grid(
+        tmp_path / "sweep", behaviours, seeds, **options
+    )

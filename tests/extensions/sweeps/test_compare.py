@@ -17,12 +17,20 @@ from hypothesis import strategies as st
 from sacrebleu.significance import PairedTest
 
 from t2t_flax.__main__ import main
-from t2t_flax.extensions.sweeps.compare import compare, compare_all, interval, paired_bootstrap, two_sided_p
+from t2t_flax.extensions.sweeps.compare import (
+    compare,
+    compare_all,
+    interval,
+    paired_bootstrap,
+    two_sided_p,
+)
 from t2t_flax.tasks import Predictions, task_of
 from t2t_flax.tasks.translation import METRICS, recipe
 
 REFERENCES = [
-    f"Der {a} Mann sieht {n} Hunde und die Frau sieht ihn." for a in ("alte", "junge", "große") for n in range(2, 42)
+    f"Der {a} Mann sieht {n} Hunde und die Frau sieht ihn."
+    for a in ("alte", "junge", "große")
+    for n in range(2, 42)
 ]
 BAD = [r if i % 2 else r.replace("die Frau", "das Kind") for i, r in enumerate(REFERENCES)]
 GOOD = [r if i % 10 else r.replace("ihn", "sie") for i, r in enumerate(REFERENCES)]
@@ -38,9 +46,13 @@ def test_clearly_better_system_is_significant(tmp_path):
     assert result["p_value"] < 0.05
     assert 0 < result["interval"]["low"] < result["difference"] < result["interval"]["high"]
     for key, hypotheses in (("a", GOOD), ("b", BAD)):
-        expected = score_translations(hypotheses, [REFERENCES], names=["sacrebleu"])["sacrebleu"]["score"]
+        expected = score_translations(hypotheses, [REFERENCES], names=["sacrebleu"])["sacrebleu"][
+            "score"
+        ]
         assert result[key]["score"] == expected
-    assert reverse["difference"] == -result["difference"] and reverse["p_value"] == result["p_value"]
+    assert (
+        reverse["difference"] == -result["difference"] and reverse["p_value"] == result["p_value"]
+    )
 
 
 def test_metrics_of_sources_which_records_do_not_have_are_not_compared(tmp_path):
@@ -61,10 +73,14 @@ def test_scores_and_signature_are_those_of_sacrebleus_paired_test(tmp_path, monk
     chosen = recipe(score, translation_config())
     monkeypatch.setenv("SACREBLEU_SEED", "5")
     systems = [("b", chosen.prepare(slightly)), ("a", chosen.prepare(GOOD))]
-    signatures, results = PairedTest(systems, {"it": chosen.metric()}, [chosen.prepare(REFERENCES)], "bs", 200)()
+    signatures, results = PairedTest(
+        systems, {"it": chosen.metric()}, [chosen.prepare(REFERENCES)], "bs", 200
+    )()
     (expected,) = (result for name, result in results.items() if name != "System")
     (signature,) = signatures.values()
-    assert (result["b"]["score"], result["a"]["score"]) == pytest.approx([r.score for r in expected], abs=1e-4)
+    assert (result["b"]["score"], result["a"]["score"]) == pytest.approx(
+        [r.score for r in expected], abs=1e-4
+    )
     assert result["signature"] == str(signature) and "bs:200|seed:5" in result["signature"]
     assert result["method"] == chosen.method
 
@@ -81,7 +97,8 @@ def test_tokenized_systems_are_compared_detokenized(tmp_path):
     data = {"pretokenized": True}
     tokens = [[line.replace(".", " .") for line in lines] for lines in (GOOD, BAD, REFERENCES)]
     a, b = (
-        write(tmp_path, name, t, references=tokens[2], data=data) for name, t in (("a", tokens[0]), ("b", tokens[1]))
+        write(tmp_path, name, t, references=tokens[2], data=data)
+        for name, t in (("a", tokens[0]), ("b", tokens[1]))
     )
     plain = compare(write(tmp_path, "c", GOOD), write(tmp_path, "d", BAD), resamples=50)
     result = compare(a, b, resamples=50)
@@ -132,7 +149,8 @@ def test_records_are_compared_without_importing_jax(tmp_path):
     )
     assert process.returncode == 0, process.stderr
     assert (
-        "paper BLEU" in process.stdout and f"{compare(b, a, score='paper_bleu')['difference']:+.2f}" in process.stdout
+        "paper BLEU" in process.stdout
+        and f"{compare(b, a, score='paper_bleu')['difference']:+.2f}" in process.stdout
     )
 
 
@@ -142,7 +160,9 @@ def finished_run(folder: Path, **records: Path) -> Path:
         (folder / "eval").mkdir(parents=True, exist_ok=True)
         for file in path.parent.glob(f"{path.stem}.*"):
             (folder / "eval" / file.name).write_bytes(file.read_bytes())
-    (folder / "complete.json").write_text(json.dumps({"records": {name: path.name for name, path in records.items()}}))
+    (folder / "complete.json").write_text(
+        json.dumps({"records": {name: path.name for name, path in records.items()}})
+    )
     return folder
 
 
@@ -156,8 +176,12 @@ def test_runs_and_records_are_compared_in_a_table(tmp_path, capsys):
     assert ".." not in out.replace(str(tmp_path), "")
     with (tmp_path / "t.csv").open() as file:
         table = list(csv.DictReader(file))
-    assert [line["system"] for line in table] == [str(run), str(bad)] and table[0]["difference"] == ""
-    assert [float(line["score"]) for line in table] == pytest.approx([result[x]["score"] for x in "ba"], abs=0.006)
+    assert [line["system"] for line in table] == [str(run), str(bad)] and table[0][
+        "difference"
+    ] == ""
+    assert [float(line["score"]) for line in table] == pytest.approx(
+        [result[x]["score"] for x in "ba"], abs=0.006
+    )
 
 
 def test_invalid_commands_are_refused(tmp_path):
@@ -182,7 +206,9 @@ def test_records_of_different_tokenizers_cannot_compare_sacrebleu(tmp_path):
         ["我们今天去公园走走，天气很好。", "他不爱喝咖啡。"],
     )
     records = {
-        name: write(tmp_path, name, hypotheses, references, data={"target_language": "zh"}, eval=keys)
+        name: write(
+            tmp_path, name, hypotheses, references, data={"target_language": "zh"}, eval=keys
+        )
         for name, keys in (
             ("old", {}),
             ("new", {"sacrebleu_tokenizer": "auto"}),
@@ -198,13 +224,21 @@ def test_records_of_different_tokenizers_cannot_compare_sacrebleu(tmp_path):
 
 
 def test_records_must_have_the_same_set_of_references(tmp_path):
-    hypotheses, first = ["Das ist ein Haus.", "Er kommt nicht."] * 10, ["Das ist ein Hof.", "Er kommt."] * 10
+    hypotheses, first = (
+        ["Das ist ein Haus.", "Er kommt nicht."] * 10,
+        ["Das ist ein Hof.", "Er kommt."] * 10,
+    )
     second = ["Das ist ein Haus.", "Er kommt heute nicht."] * 10
     a = write(tmp_path, "a", hypotheses, first, more=[second])
-    b = write(tmp_path, "b", [line.replace("Haus", "Dach") for line in hypotheses], first, more=[second])
+    b = write(
+        tmp_path, "b", [line.replace("Haus", "Dach") for line in hypotheses], first, more=[second]
+    )
     result = compare(a, b, resamples=100)
     assert result["signature"].startswith("nrefs:2|") and result["difference"] > 0
-    assert result["a"]["score"] == score_translations(hypotheses, [first, second])["sacrebleu"]["score"]
+    assert (
+        result["a"]["score"]
+        == score_translations(hypotheses, [first, second])["sacrebleu"]["score"]
+    )
     (tmp_path / "a.ref2.txt").unlink()
     with refused("a.ref2.txt"):
         compare(a, b)
@@ -213,7 +247,9 @@ def test_records_must_have_the_same_set_of_references(tmp_path):
         compare(c, b)
 
 
-@hypothesis.given(st.lists(st.integers(-30, 30), min_size=1, max_size=400), st.floats(-20, 20), st.integers(1, 20))
+@hypothesis.given(
+    st.lists(st.integers(-30, 30), min_size=1, max_size=400), st.floats(-20, 20), st.integers(1, 20)
+)
 def test_p_below_5_percent_exactly_where_the_interval_excludes_zero(drawn, shift, tests):
     differences = np.array(drawn, float) + shift
     low, high = interval(differences, tests)
@@ -222,8 +258,12 @@ def test_p_below_5_percent_exactly_where_the_interval_excludes_zero(drawn, shift
 
 def test_interval_is_the_central_95_percent_of_resamples():
     differences = np.random.default_rng(0).normal(size=20_000)
-    assert interval(differences) == pytest.approx(tuple(np.percentile(differences, (2.5, 97.5))), abs=2e-3)
-    assert interval(differences, 5) == pytest.approx(tuple(np.percentile(differences, (0.5, 99.5))), abs=2e-2)
+    assert interval(differences) == pytest.approx(
+        tuple(np.percentile(differences, (2.5, 97.5))), abs=2e-3
+    )
+    assert interval(differences, 5) == pytest.approx(
+        tuple(np.percentile(differences, (0.5, 99.5))), abs=2e-2
+    )
     assert two_sided_p(differences + 1.959964) == pytest.approx(0.05, abs=5e-3)
 
 
@@ -231,7 +271,10 @@ def null_differences(name, trials, resamples):
     """Resampled differences of equal systems: two noisy versions with each sentence's pair randomly swapped."""
     config = translation_config("en")
     metric = task_of(config).metric(name)
-    a, b = (metric.statistics(Predictions(noisy(REFERENCES, 0.2, n), [REFERENCES]), config) for n in (0, 1))
+    a, b = (
+        metric.statistics(Predictions(noisy(REFERENCES, 0.2, n), [REFERENCES]), config)
+        for n in (0, 1)
+    )
     for i in range(trials):
         swap = np.random.default_rng(i).random((len(REFERENCES), 1)) < 0.5
         first, second = (
@@ -246,16 +289,24 @@ def null_differences(name, trials, resamples):
 )
 def test_true_null_is_rejected_in_five_percent_of_trials(name):
     """In 200 trials at rate 0.05, more than 20 rejections occur with probability 0.001."""
-    assert 1 <= sum(two_sided_p(differences) < 0.05 for differences in null_differences(name, 200, 200)) <= 20
+    assert (
+        1
+        <= sum(two_sided_p(differences) < 0.05 for differences in null_differences(name, 200, 200))
+        <= 20
+    )
 
 
 def test_several_systems_are_corrected_for_their_number(tmp_path):
     shares = (0.20, 0.20, 0.22, 0.24, 0.30)
-    paths = [write(tmp_path, f"r{n}", noisy(REFERENCES, share, n)) for n, share in enumerate(shares)]
+    paths = [
+        write(tmp_path, f"r{n}", noisy(REFERENCES, share, n)) for n, share in enumerate(shares)
+    ]
     lines, _ = compare_all(paths, list(map(str, paths)))
     alone = [compare(path, paths[0])["p_value"] for path in paths[1:]]
     assert lines[0][3:5] == ["", ""]
-    assert [float(line[4]) for line in lines[1:]] == pytest.approx([min(1, 4 * p) for p in alone], rel=1e-2)
+    assert [float(line[4]) for line in lines[1:]] == pytest.approx(
+        [min(1, 4 * p) for p in alone], rel=1e-2
+    )
     for line in lines[1:]:
         low, high = (float(end) for end in line[3].split("[")[1].rstrip("]").split(","))
         assert (float(line[4]) < 0.05) == (not low <= 0 <= high)

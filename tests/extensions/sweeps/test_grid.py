@@ -21,7 +21,9 @@ def test_every_trial_trains_once_by_two_workers(grid):
     """They claim the trials at the same time."""
     sweep = grid({"one": ok(), "two": ok(), "three": ok()}, seeds=2)
     together = threading.Barrier(2)
-    threads = [threading.Thread(target=lambda: (together.wait(), sweep.work(parallel=2))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: (together.wait(), sweep.work(parallel=2))) for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -75,10 +77,14 @@ def test_stopped_worker_saves_and_its_trial_goes_on_first(grid):
     worker.start()
     while not (sweep.folder.workdir("slow,seed=0") / "starts").exists():
         pass
-    assert sweep.folder.displayed_state("slow,seed=0") == "running" and sweep.folder.holder("slow,seed=0")
+    assert sweep.folder.displayed_state("slow,seed=0") == "running" and sweep.folder.holder(
+        "slow,seed=0"
+    )
     sweep.stop.set()
     worker.join(60)
-    assert sweep.states() == ["complete", "stopped", "waiting"] and not sweep.folder.holder("slow,seed=0")
+    assert sweep.states() == ["complete", "stopped", "waiting"] and not sweep.folder.holder(
+        "slow,seed=0"
+    )
     sweep.stop.clear()
     sweep.messages.clear()
     sweep.work()
@@ -139,7 +145,10 @@ def rewritten(folder: Folder, **values) -> None:
 
 def test_another_sweep_and_other_code_are_refused(grid, tmp_path):
     sweep = grid({"one": ok(), "two": ok()})
-    for rows, names in ((["one"], ["two,seed=0"]), (["one", "two", "three"], ["three,seed=0", "--extend"])):
+    for rows, names in (
+        (["one"], ["two,seed=0"]),
+        (["one", "two", "three"], ["three,seed=0", "--extend"]),
+    ):
         with refused(*names):
             Grid(tmp_path / "sweep", dict.fromkeys(rows, ok()))
     rewritten(sweep.folder, cwd="/no/such/folder")
@@ -177,7 +186,10 @@ def test_tokenized_data_is_cached_in_the_folder_after_a_move(grid, tmp_path):
     sweep = grid({"row": ok()})
     sweep.folder.path.rename(tmp_path / "moved")
     moved, (name,) = Folder(tmp_path / "moved"), sweep.names
-    assert training_command(moved, name, Resources())[-1] == f"--config.data.cache={tmp_path / 'moved' / 'data'}"
+    assert (
+        training_command(moved, name, Resources())[-1]
+        == f"--config.data.cache={tmp_path / 'moved' / 'data'}"
+    )
     stored = json.loads(moved.config(name).read_text())
     stored["data"]["cache"] = "/fast/stores"
     moved.config(name).write_text(json.dumps(stored))

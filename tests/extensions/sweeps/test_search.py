@@ -28,19 +28,39 @@ FIXED = {"optimizer.schedule": "constant", "train.steps": "100"}
 class SearchSweep:
     """A search whose trials train as `behave(config)` says; by default the best rate is 0.01."""
 
-    def __init__(self, path: Path, *, storage: str = "", space=None, extend=False, behave=None, **options):
-        search = Search(space or SPACE, **{"count": 6, "metric": "valid_nll", "method": "tpe"} | options)
+    def __init__(
+        self, path: Path, *, storage: str = "", space=None, extend=False, behave=None, **options
+    ):
+        search = Search(
+            space or SPACE, **{"count": 6, "metric": "valid_nll", "method": "tpe"} | options
+        )
         values = SWEEP | {"search": search.to_json(), "score": "valid_nll"}
         base, stored = load_config(TOY, FIXED), without_credentials(storage)
-        self.folder, sweep = open_or_create(path, values, [], base=base, storage=stored, extend=extend)
-        self.behave = behave or (lambda config: ok(nll=(9.0, abs(math.log10(config.optimizer.peak_lr) + 2))))
-        self.trials, self.stop, self.messages = SearchTrials(self.folder, sweep, storage), threading.Event(), []
+        self.folder, sweep = open_or_create(
+            path, values, [], base=base, storage=stored, extend=extend
+        )
+        self.behave = behave or (
+            lambda config: ok(nll=(9.0, abs(math.log10(config.optimizer.peak_lr) + 2)))
+        )
+        self.trials, self.stop, self.messages = (
+            SearchTrials(self.folder, sweep, storage),
+            threading.Event(),
+            [],
+        )
 
     def start(self, folder, name, *_) -> Training:
         return Training(folder.workdir(name), self.behave(folder.read_config(name)))
 
     def work(self) -> None:
-        Worker(self.folder, self.trials, [Resources()], 0, self.stop, self.messages.append, start=self.start).run()
+        Worker(
+            self.folder,
+            self.trials,
+            [Resources()],
+            0,
+            self.stop,
+            self.messages.append,
+            start=self.start,
+        ).run()
 
     def states(self) -> list[str]:
         return [self.folder.state(name) for name in self.trials.names()]
@@ -66,7 +86,11 @@ def test_search_learns_and_a_second_worker_finds_nothing_to_do(tmp_path, storage
     again = SearchSweep(tmp_path / "s", storage=storage, count=14)
     again.work()
     trials = again.study().trials
-    assert len(trials) == 14 and {trial.state.name for trial in trials} == {"COMPLETE"} and not again.messages
+    assert (
+        len(trials) == 14
+        and {trial.state.name for trial in trials} == {"COMPLETE"}
+        and not again.messages
+    )
     assert min(abs(math.log10(t.params["optimizer.peak_lr"]) + 2) for t in trials[10:]) < 0.5
     assert all(trial.intermediate_values[2] == trial.value for trial in trials)
     listed = read_sweep(tmp_path / "s")["trials"]
@@ -86,7 +110,10 @@ def test_two_workers_share_a_search(tmp_path, storage):
         thread.start()
     for thread in threads:
         thread.join(60)
-    starts = [(workers[0].folder.workdir(name) / "starts").read_text() for name in workers[0].trials.names()]
+    starts = [
+        (workers[0].folder.workdir(name) / "starts").read_text()
+        for name in workers[0].trials.names()
+    ]
     assert starts == ["."] * 6 and workers[1].states() == ["complete"] * 6
 
 
@@ -104,7 +131,9 @@ def test_trial_of_a_killed_worker_goes_on_in_its_workdir(tmp_path):
     done = subprocess.run([sys.executable, script, tmp_path / "s"], timeout=120)
     assert done.returncode == -signal.SIGKILL and sweep.states() == ["stopped"]
     sweep.work()
-    starts = [len((sweep.folder.workdir(name) / "starts").read_text()) for name in sweep.trials.names()]
+    starts = [
+        len((sweep.folder.workdir(name) / "starts").read_text()) for name in sweep.trials.names()
+    ]
     assert sweep.states() == ["complete"] * 2 and starts == [2, 1]
     assert [trial.state.name for trial in sweep.study().trials] == ["COMPLETE"] * 2
 
@@ -120,14 +149,18 @@ def test_worker_that_died_between_two_writes_loses_nothing(tmp_path, monkeypatch
             patch.setattr(target, name, lambda *_: 1 / 0)
             sweep.work()
         sweep.stop.clear()
-    assert len(list(mine.parent.iterdir())) == 2 and mine.exists() and sweep.states() == ["complete"]
+    assert (
+        len(list(mine.parent.iterdir())) == 2 and mine.exists() and sweep.states() == ["complete"]
+    )
     sweep.work()
     assert [trial.state.name for trial in sweep.study().trials] == ["FAIL", "COMPLETE", "COMPLETE"]
     assert sweep.states() == ["complete"] * 2
 
 
 def test_stopped_search_goes_on(tmp_path, storage):
-    sweep = SearchSweep(tmp_path / "s", storage=storage, count=1, behave=lambda config: until_stopped)
+    sweep = SearchSweep(
+        tmp_path / "s", storage=storage, count=1, behave=lambda config: until_stopped
+    )
     worker = threading.Thread(target=sweep.work)
     worker.start()
     while not list((tmp_path / "s").glob("trials/*/starts")):
@@ -135,17 +168,25 @@ def test_stopped_search_goes_on(tmp_path, storage):
     sweep.stop.set()
     worker.join(60)
     assert sweep.states() == ["stopped"]
-    again = SearchSweep(tmp_path / "s", storage=storage, count=1, behave=lambda config: until_stopped)
+    again = SearchSweep(
+        tmp_path / "s", storage=storage, count=1, behave=lambda config: until_stopped
+    )
     again.work()
     assert again.states() == ["complete"] and again.study().best_value == 2.0
 
 
-@pytest.mark.parametrize("behaviour, state, told", [(diverges, "diverged", "PRUNED"), (fails, "failed", "FAIL")])
+@pytest.mark.parametrize(
+    "behaviour, state, told", [(diverges, "diverged", "PRUNED"), (fails, "failed", "FAIL")]
+)
 def test_what_optuna_learns_from_a_trial_without_a_value(tmp_path, behaviour, state, told):
     """A diverged trial is worse than any complete one; a failed one says nothing about its config."""
-    sweep = SearchSweep(tmp_path / "s", behave=lambda config: behaviour if config.optimizer.peak_lr > 3e-3 else ok())
+    sweep = SearchSweep(
+        tmp_path / "s", behave=lambda config: behaviour if config.optimizer.peak_lr > 3e-3 else ok()
+    )
     sweep.work()
-    pairs = list(zip(sweep.states(), (trial.state.name for trial in sweep.study().trials), strict=True))
+    pairs = list(
+        zip(sweep.states(), (trial.state.name for trial in sweep.study().trials), strict=True)
+    )
     assert set(pairs) == {(state, told), ("complete", "COMPLETE")}
 
 
@@ -185,7 +226,9 @@ def test_bad_trials_are_pruned(tmp_path, storage, prune):
 
 def test_invalid_combinations_are_proposed_again(tmp_path):
     """Three heads do not divide the width."""
-    sweep = SearchSweep(tmp_path / "s", space=SPACE | {"model.num_heads": choice(3, 4)}, method="random")
+    sweep = SearchSweep(
+        tmp_path / "s", space=SPACE | {"model.num_heads": choice(3, 4)}, method="random"
+    )
     sweep.work()
     trials = sweep.study().trials
     assert len(sweep.trials.names()) == 6 and {

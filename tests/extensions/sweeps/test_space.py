@@ -30,7 +30,12 @@ TOY = "configs/toy.py"
 
 def test_product_zipped_and_concat():
     a, b = over("model.dropout", [0.1, 0.2]), over("optimizer.warmup_steps", [10, 20])
-    assert [tuple(row.values()) for row in product(a, b)] == [(0.1, 10), (0.1, 20), (0.2, 10), (0.2, 20)]
+    assert [tuple(row.values()) for row in product(a, b)] == [
+        (0.1, 10),
+        (0.1, 20),
+        (0.2, 10),
+        (0.2, 20),
+    ]
     assert [tuple(row.values()) for row in zipped(a, b)] == [(0.1, 10), (0.2, 20)]
     assert concat(a, b) == [*a, *b]
     assert product(named("small", {"model.d_model": 64}), a)[1] == {
@@ -71,7 +76,11 @@ def test_search_survives_json():
         "optimizer.peak_lr": log_uniform(1e-4, 1),
     }
     search = Search(
-        space | {"model.norm_placement": choice("pre", "post")}, 3, "valid_nll", method="tpe", prune="halving"
+        space | {"model.norm_placement": choice("pre", "post")},
+        3,
+        "valid_nll",
+        method="tpe",
+        prune="halving",
     )
     search.validate()
     assert Search.from_json(json.loads(json.dumps(search.to_json()))) == search
@@ -80,7 +89,9 @@ def test_search_survives_json():
 
 def test_search_without_optuna_is_refused(monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "optuna" else find(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "optuna" else find(name)
+    )
     with refused("optuna"):
         uniform(0, 1)
 
@@ -94,7 +105,10 @@ def test_generated_names_are_accepted(text, number, seed):
 def test_rows_are_named_after_their_overrides():
     rows = product(over("model.dropout", [0.1]), over("seed.dropout", [3]))
     assert row_names(rows) == ["model.dropout=0.1,seed.dropout=3"]
-    assert row_names([{}, {"model.dropout": 0.5}, {"name": "no/slash"}])[:2] == ["base", "dropout=0.5"]
+    assert row_names([{}, {"model.dropout": 0.5}, {"name": "no/slash"}])[:2] == [
+        "base",
+        "dropout=0.5",
+    ]
     (odd,) = row_names([{"name": "no/slash"}])
     assert "/" not in odd and odd != row_names([{"name": "no_slash"}])[0]
     (long,) = row_names([{"name": "x" * 300}])
@@ -105,7 +119,9 @@ def test_seed_is_added_to_the_seeds_of_the_config():
     for config in ("wu2021_tiny", TOY):
         first, second = expand(config, {"seed.init": "5"}, named("base"), 2)
         assert (first.config.seed.init, second.config.seed.init) == (5, 6)
-        assert second.config.seed.data == first.config.seed.data + 1 and second.name == "base,seed=1"
+        assert (
+            second.config.seed.data == first.config.seed.data + 1 and second.name == "base,seed=1"
+        )
 
 
 @pytest.mark.parametrize("rows, fixed, seeds, name", [

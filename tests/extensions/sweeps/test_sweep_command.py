@@ -31,10 +31,21 @@ def sweep(*arguments: str) -> int:
 
 @pytest.mark.smoke
 def test_dry_run_lists_trials_and_writes_nothing(tmp_path, capsys):
-    arguments = ["--set", "model.dropout=0.1,0.2", "--set", "data.valid=a.en,a.de;b.en,b.de", "--seeds=2", "--dry-run"]
+    arguments = [
+        "--set",
+        "model.dropout=0.1,0.2",
+        "--set",
+        "data.valid=a.en,a.de;b.en,b.de",
+        "--seeds=2",
+        "--dry-run",
+    ]
     assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", *arguments) == OK
     lines = [line for line in capsys.readouterr().out.splitlines() if "seed=" in line]
-    assert len(lines) == 8 and "dropout=0.2,valid=b.en,b.de,seed=1" in lines[-1] and "seed.init=1" in lines[-1]
+    assert (
+        len(lines) == 8
+        and "dropout=0.2,valid=b.en,b.de,seed=1" in lines[-1]
+        and "seed.init=1" in lines[-1]
+    )
     assert not (tmp_path / "s").exists()
 
 
@@ -83,13 +94,22 @@ def test_joining_workers_are_checked_before_they_train(tmp_path, workers):
         f"{IMPORTS}Sweep(concat(named('more dropout', {{'model.dropout': 0.2}}), named('base')))"
     )
     folder = f"--workdir={tmp_path}/s"
-    assert sweep(folder, f"--sweep={tmp_path}/s.py", f"--config={TOY}", "--baseline=more dropout") == USER_ERROR
+    assert (
+        sweep(folder, f"--sweep={tmp_path}/s.py", f"--config={TOY}", "--baseline=more dropout")
+        == USER_ERROR
+    )
     assert read_sweep(tmp_path / "s")["baseline"] == "more_dropout" and len(workers) == 1
-    for flag, name in (("--baseline=nope", "more_dropout,"), ("--score=rouge", "rouge"), ("--seeds=2", "--seeds")):
+    for flag, name in (
+        ("--baseline=nope", "more_dropout,"),
+        ("--score=rouge", "rouge"),
+        ("--seeds=2", "--seeds"),
+    ):
         refused_command(["sweep", folder, flag], name)
     refused_command(["sweep", f"--workdir={tmp_path}"], "sweep.json")
     for foreign in (str(tmp_path), "gs://bucket/sweep"):
-        refused_command(["sweep", f"--config={TOY}", f"--workdir={foreign}"], f"--workdir={foreign}")
+        refused_command(
+            ["sweep", f"--config={TOY}", f"--workdir={foreign}"], f"--workdir={foreign}"
+        )
     assert len(workers) == 1
 
 
@@ -101,7 +121,9 @@ def test_joining_workers_are_checked_before_they_train(tmp_path, workers):
         ("data.root", "/elsewhere", ["--config.data.train=tfds:wmt14_translate/de-en:train"]),
     ],
 )
-def test_what_a_stored_config_cannot_name_is_given_by_the_command_of_the_sweep(tmp_path, workers, key, value, others):
+def test_what_a_stored_config_cannot_name_is_given_by_the_command_of_the_sweep(
+    tmp_path, workers, key, value, others
+):
     folder, flag = f"--workdir={tmp_path}/s", f"--config.{key}={value}"
     assert sweep(folder, f"--config={TOY}", flag, *others) == USER_ERROR
     (name,) = read_sweep(tmp_path / "s")["trials"]
@@ -117,7 +139,9 @@ def test_rows_may_leave_fixed_keys_without_effect(tmp_path):
     configs = [trial.config.loss for trial in expand("toy", fixed, rows, 1)]
     assert [loss.label_smoothing_over for loss in configs] == ["all", "non_target"]
     with refused("loss.label_smoothing_over", "loss.label_smoothing"):
-        expand("toy", {}, [{"loss.label_smoothing": 0.0, "loss.label_smoothing_over": "non_target"}], 1)
+        expand(
+            "toy", {}, [{"loss.label_smoothing": 0.0, "loss.label_smoothing_over": "non_target"}], 1
+        )
 
 
 @pytest.mark.parametrize("as_flag", [True, False])
@@ -132,12 +156,18 @@ def test_a_search_is_created_and_joined(tmp_path, workers, monkeypatch, as_flag)
     sweep(folder)
     assert len(workers) == 2 and read_sweep(tmp_path / "s")["study"]["storage"] == url
     assert not (tmp_path / "s" / "optuna.journal").exists()
-    refused_command(["sweep", folder, "--storage=sqlite:///other.db"], "--storage=sqlite:///other.db")
+    refused_command(
+        ["sweep", folder, "--storage=sqlite:///other.db"], "--storage=sqlite:///other.db"
+    )
     refused_command(["sweep", folder, "--retry-failed"], "--retry-failed")
 
 
 def test_one_of_several_processes_is_refused(tmp_path, monkeypatch):
-    for name, value in (("T2T_NUM_PROCESSES", "2"), ("T2T_PROCESS_ID", "0"), ("JAX_COORDINATOR_ADDRESS", "a:1")):
+    for name, value in (
+        ("T2T_NUM_PROCESSES", "2"),
+        ("T2T_PROCESS_ID", "0"),
+        ("JAX_COORDINATOR_ADDRESS", "a:1"),
+    ):
         monkeypatch.setenv(name, value)
     refused_command(["sweep", f"--config={TOY}", f"--workdir={tmp_path}/s"], "sweep")
 
@@ -158,7 +188,10 @@ def test_stop_writes_no_report(tmp_path, monkeypatch, number):
 
 def test_files_in_configs_can_be_swept(tmp_path):
     for file in ("table3.py", "ladder.py", "ladder.py:sides", "sizes.py", "sizes.py:depth"):
-        assert sweep(f"--sweep={ROOT}/configs/sweeps/{file}", f"--workdir={tmp_path}/s", "--dry-run") == OK, file
+        assert (
+            sweep(f"--sweep={ROOT}/configs/sweeps/{file}", f"--workdir={tmp_path}/s", "--dry-run")
+            == OK
+        ), file
 
 
 def test_table3_has_the_presets_and_the_papers_ratios():
@@ -189,11 +222,15 @@ def test_machine_is_divided(monkeypatch):
     eight = [r.environment for r in divide_machine(8)]
     assert [e["CUDA_VISIBLE_DEVICES"] for e in eight] == ["0", "0", "1", "1", "2", "2", "3", "3"]
     assert eight[0]["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.450"
-    assert eight[0]["XLA_CLIENT_MEM_FRACTION"] == ""  # also where the user has set it: JAX refuses both
+    assert (
+        eight[0]["XLA_CLIENT_MEM_FRACTION"] == ""
+    )  # also where the user has set it: JAX refuses both
     refused_command(["sweep", f"--config={TOY}", "--workdir=s", "--parallel=3"], "--parallel=3")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4, 7, 9, 12}, raising=False)
-    assert [r.cores for r in divide_machine(2)] == [(3, 4), (7, 9, 12)] and divide_machine(1)[0].cores == ()
+    assert [r.cores for r in divide_machine(2)] == [(3, 4), (7, 9, 12)] and divide_machine(1)[
+        0
+    ].cores == ()
 
 
 SMALL = {
@@ -209,7 +246,15 @@ SMALL = {
 def test_killed_sweep_goes_on_and_equals_runs_by_hand(tmp_path):
     """The worker is killed with its training; one of its trials diverges."""
     keys = [f"--config.{key}={value}" for key, value in SMALL.items()]
-    command = [sys.executable, "-m", "t2t_flax", "sweep", f"--config={TOY}", f"--workdir={tmp_path}/s", *keys]
+    command = [
+        sys.executable,
+        "-m",
+        "t2t_flax",
+        "sweep",
+        f"--config={TOY}",
+        f"--workdir={tmp_path}/s",
+        *keys,
+    ]
     command += ["--set", "optimizer.peak_lr=0.003,1e30", "--config.optimizer.schedule=constant"]
     env, name = environment(), "peak_lr=0.003,seed=0"
     folder = Folder(tmp_path / "s")
@@ -225,7 +270,9 @@ def test_killed_sweep_goes_on_and_equals_runs_by_hand(tmp_path):
     assert (folder.state(name), folder.state("peak_lr=1e30,seed=0")) == ("complete", "diverged")
     assert "resuming" in folder.log(name).read_text()
     by_hand = [f"--config={folder.config(name)}", f"--workdir={tmp_path}/by-hand"]
-    subprocess.run([sys.executable, "-m", "t2t_flax", "train", *by_hand], env=env, check=True, timeout=280)
+    subprocess.run(
+        [sys.executable, "-m", "t2t_flax", "train", *by_hand], env=env, check=True, timeout=280
+    )
     losses = [
         [(line["step"], line["loss"]) for line in map(json.loads, file.open()) if "loss" in line]
         for file in (folder.workdir(name) / "metrics.jsonl", tmp_path / "by-hand" / "metrics.jsonl")

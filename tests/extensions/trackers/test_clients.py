@@ -42,23 +42,33 @@ def read_wandb(workdir):
         if record.HasField("run"):
             runs.append(record.run)
         if record.HasField("history"):
-            items = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
+            items = {
+                (item.key or item.nested_key[0]): json.loads(item.value_json)
+                for item in record.history.item
+            }
             for name, value in items.items():
                 if name != "step" and not name.startswith("_"):
                     assert (name, items["step"]) not in values, "twice"
                     values[name, items["step"]] = value
     assert len({run.run_id for run in runs}) == 1
-    config = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in runs[0].config.update}
+    config = {
+        (item.key or item.nested_key[0]): json.loads(item.value_json)
+        for item in runs[0].config.update
+    }
     return values, runs[0].run_group, config
 
 
 def read_mlflow(workdir):
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient(tracking_uri=f"sqlite:///{Path(os.environ.get(RUNS_FOLDER, workdir)) / 'mlflow.db'}")
+    client = MlflowClient(
+        tracking_uri=f"sqlite:///{Path(os.environ.get(RUNS_FOLDER, workdir)) / 'mlflow.db'}"
+    )
     run = client.get_run(json.loads((workdir / "trackers/mlflow.json").read_text())["id"])
     assert run.info.status == "FINISHED" and run.info.run_name == workdir.name
-    history = [m for name in run.data.metrics for m in client.get_metric_history(run.info.run_id, name)]
+    history = [
+        m for name in run.data.metrics for m in client.get_metric_history(run.info.run_id, name)
+    ]
     values = {(m.key, m.step): m.value for m in history}
     assert len(values) == len(history), "twice"
     return values, run.data.tags.get("group", ""), run.data.params
@@ -93,7 +103,14 @@ def clients(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
         patch.setenv("TRACKIO_DIR", str(home / "trackio"))
-        for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC", RUNS_FOLDER, "MLFLOW_TRACKING_URI", "TRACKIO_SPACE_ID"):
+        for name in (
+            "WANDB_API_KEY",
+            "WANDB_MODE",
+            "NETRC",
+            RUNS_FOLDER,
+            "MLFLOW_TRACKING_URI",
+            "TRACKIO_SPACE_ID",
+        ):
             patch.delenv(name, raising=False)
         yield home
 
@@ -102,13 +119,18 @@ def clients(tmp_path_factory):
 def test_tracker_has_each_number_once_after_a_resume_with_the_test_scores(name, tmp_path, clients):
     for module in hook.MODULES.get(name, (name,)):
         pytest.importorskip(module)
-    workdir, config = epath.Path(tmp_path / "lr_scale=2,seed=0"), config_of(name, "sweep-a", lr_scale=2.0)
+    workdir, config = (
+        epath.Path(tmp_path / "lr_scale=2,seed=0"),
+        config_of(name, "sweep-a", lr_scale=2.0),
+    )
     workdir.mkdir()
     write_run(workdir, config, 1, 5)
     write_run(workdir, config, 3, 6, scores={"test_sacrebleu": 27.5, "test_chrf++": 51.0})
     values, group, settings = READ[name](Path(workdir))
     plus = "test_chrf__" if name in ("tensorboard", "mlflow") else "test_chrf++"
-    wanted = {(metric, step): (1.0 if metric == "loss" else 2.0) / step for step, metric in expected(6)}
+    wanted = {
+        (metric, step): (1.0 if metric == "loss" else 2.0) / step for step, metric in expected(6)
+    }
     wanted |= {("test_sacrebleu", 6): 27.5, (plus, 6): 51.0}
     assert values == pytest.approx(wanted)
     if name != "tensorboard":
@@ -140,7 +162,9 @@ def tracked_run(folder):
     return clients_lib.TrackedRun(epath.Path(folder), folder, config_of("mlflow"), 0)
 
 
-def test_own_sqlite_file_of_mlflow_is_locked_and_keeps_artifacts_with_the_run(tmp_path, clients, monkeypatch):
+def test_own_sqlite_file_of_mlflow_is_locked_and_keeps_artifacts_with_the_run(
+    tmp_path, clients, monkeypatch
+):
     tracking = pytest.importorskip("mlflow.tracking")
     uri = f"sqlite:///{tmp_path}/stores/own.db"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -154,4 +178,7 @@ def test_credentials_of_a_server_are_not_shown():
     shown = without_credentials
     assert shown("postgresql://me:secret@host:5432/db?password=x") == "postgresql://host:5432/db"
     assert shown("https://mlflow.example.com/path") == "https://mlflow.example.com/path"
-    assert shown("sqlite:////tmp/a b.db") == "sqlite:////tmp/a b.db" and shown("/tmp/runs") == "/tmp/runs"
+    assert (
+        shown("sqlite:////tmp/a b.db") == "sqlite:////tmp/a b.db"
+        and shown("/tmp/runs") == "/tmp/runs"
+    )

@@ -23,7 +23,10 @@ DAMAGED = "not JSON"
 
 def test_every_tracker_of_the_config_has_a_row():
     assert tuple(hook.CLIENTS) == NAMES
-    assert Trackers(" tensorboard, mlflow,,mlflow ").each() == ("tensorboard", "mlflow") and Trackers("").each() == ()
+    assert (
+        Trackers(" tensorboard, mlflow,,mlflow ").each() == ("tensorboard", "mlflow")
+        and Trackers("").each() == ()
+    )
     with refused("config.trackers.names", "'wandb'?"):
         resolve({"trackers": {"names": "wandbb"}})
 
@@ -47,14 +50,18 @@ def test_resumed_run_sends_each_number_once(tmp_path, memory, killed_at, checkpo
 def test_what_a_killed_run_had_queued_is_sent_when_it_resumes(tmp_path, memory, monkeypatch):
     opened = threading.Event()
     monkeypatch.setitem(hook.CLIENTS, "wandb", lambda run, id: opened.wait(250))
-    write_run(tmp_path, config_of("wandb"), 1, 6, close=False)  # killed while the tracker still opened
+    write_run(
+        tmp_path, config_of("wandb"), 1, 6, close=False
+    )  # killed while the tracker still opened
     monkeypatch.setitem(hook.CLIENTS, "wandb", memory.open)
     write_run(tmp_path, config_of("wandb"), 5, 8)
     assert sorted(memory.sent()) == expected(8)
     opened.set()
 
 
-def test_tracker_that_fails_is_reported_once_and_continues_with_the_next_start(tmp_path, memory, caplog):
+def test_tracker_that_fails_is_reported_once_and_continues_with_the_next_start(
+    tmp_path, memory, caplog
+):
     memory.fails_at = 3
     write_run(tmp_path, config_of("wandb"), 1, 6)
     assert len(caplog.records) == 1 and "wandb" in caplog.text
@@ -91,7 +98,9 @@ def test_run_that_starts_over_is_a_new_run_of_the_tracker(tmp_path, memory):
     assert sorted(memory.sent("run1")) == expected(4)
 
 
-@pytest.mark.parametrize("text", [DAMAGED, "[]", '{"id": 3, "sent": {}}', '{"id": "gone", "sent": {"loss": 9}}'])
+@pytest.mark.parametrize(
+    "text", [DAMAGED, "[]", '{"id": 3, "sent": {}}', '{"id": "gone", "sent": {"loss": 9}}']
+)
 def test_damaged_notes_and_deleted_runs_start_a_new_one(tmp_path, memory, text):
     write_run(tmp_path, config_of("wandb"), 1, 4)
     (tmp_path / "trackers" / "wandb.json").write_text(text)
@@ -122,18 +131,24 @@ def test_failed_tensorboard_does_not_block_the_run(tmp_path, caplog, monkeypatch
     assert caplog.text.count("tensorboard") == 1
 
 
-def test_files_of_a_remote_workdir_are_uploaded_meanwhile_and_at_the_end(tmp_path, monkeypatch, memory):
+def test_files_of_a_remote_workdir_are_uploaded_meanwhile_and_at_the_end(
+    tmp_path, monkeypatch, memory
+):
     monkeypatch.setattr(hook, "open_growing_files", Mirror)
     monkeypatch.setattr(mirror, "SECONDS", 0.1)
     remote = tmp_path / "run"
     run = write_run(remote, config_of("tensorboard,wandb"), 1, 4, close=False)
     until = time.monotonic() + 200.0
-    while not list(remote.glob("tensorboard/*")) and time.monotonic() < until:  # its thread writes the file
+    while (
+        not list(remote.glob("tensorboard/*")) and time.monotonic() < until
+    ):  # its thread writes the file
         time.sleep(0.1)
     assert list(remote.glob("tensorboard/*"))
     call_hooks(run, "end", 4, {"test_sacrebleu": 27.5})
     assert board(remote)["test_sacrebleu", 4] == 27.5
-    assert json.loads((remote / "trackers" / "wandb.json").read_text())["sent"]["test_sacrebleu"] == 4
+    assert (
+        json.loads((remote / "trackers" / "wandb.json").read_text())["sent"]["test_sacrebleu"] == 4
+    )
 
 
 def test_upload_that_fails_stops_nothing(tmp_path, monkeypatch, memory, caplog):
@@ -150,8 +165,13 @@ def test_upload_that_fails_stops_nothing(tmp_path, monkeypatch, memory, caplog):
 
 
 def test_a_run_sends_its_lines_and_scores(tmp_path, cache, memory):
-    config = tiny_run(tmp_path, steps=4, trackers=dict(names="tensorboard,wandb"), log=dict(every_steps=2))
+    config = tiny_run(
+        tmp_path, steps=4, trackers=dict(names="tensorboard,wandb"), log=dict(every_steps=2)
+    )
     outcome = loop.train(start(config, tmp_path, cache), score=None)
     call_hooks(outcome.hooks, "end", 4, {"test_sacrebleu": 27.5})
     for values in (set(board(tmp_path)), {(name, step) for step, name in memory.sent()}):
-        assert {("loss", 2), ("loss", 4), ("nll", 4), ("test_sacrebleu", 4)} <= values and ("loss", 1) not in values
+        assert {("loss", 2), ("loss", 4), ("nll", 4), ("test_sacrebleu", 4)} <= values and (
+            "loss",
+            1,
+        ) not in values

@@ -71,7 +71,8 @@ def write_run(workdir, config, first, last, *, resume=None, close=True, scores=N
 
 def expected(last):
     return sorted(
-        [(step, "loss") for step in range(1, last + 1)] + [(step, "valid_nll") for step in range(2, last + 1, 2)]
+        [(step, "loss") for step in range(1, last + 1)]
+        + [(step, "valid_nll") for step in range(2, last + 1, 2)]
     )
 
 
@@ -80,7 +81,9 @@ def board(workdir):
     from tensorboardX.proto.event_pb2 import Event, SessionLog
 
     values = {}
-    for file in sorted((workdir / "tensorboard").iterdir(), key=lambda path: path.stat().st_mtime_ns):
+    for file in sorted(
+        (workdir / "tensorboard").iterdir(), key=lambda path: path.stat().st_mtime_ns
+    ):
         data, at = file.read_bytes(), 0
         while at < len(data):
             (size,) = struct.unpack_from("<Q", data, at)

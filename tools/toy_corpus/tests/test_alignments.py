@@ -13,8 +13,14 @@ def pairs():
 
 def linked(english, german, line, mark="-"):
     """The linked words, without punctuation."""
-    sides = [word.strip(".,?!") for word in english.split()], [word.strip(".,?!") for word in german.split()]
-    return {(sides[0][int(s)], sides[1][int(t)]) for s, t in (x.split(mark) for x in line.split() if mark in x)}
+    sides = (
+        [word.strip(".,?!") for word in english.split()],
+        [word.strip(".,?!") for word in german.split()],
+    )
+    return {
+        (sides[0][int(s)], sides[1][int(t)])
+        for s, t in (x.split(mark) for x in line.split() if mark in x)
+    }
 
 
 def test_sure_links_are_one_to_one(pairs):

@@ -18,7 +18,16 @@ from tools.toy_corpus import __main__ as generator
 from tools.toy_corpus import corpus as toy
 from tools.toy_corpus import draws, facts, grammar, lexicon, numbers, sentences
 from tools.toy_corpus.grammar import ER, MODALS, PRONOUNS, Subject, act, kin, named, the
-from tools.toy_corpus.lexicon import ACCUSATIVE, ADJECTIVES, DATIVE, NOMINATIVE, PERSONS, PLACES, THINGS, Phrase
+from tools.toy_corpus.lexicon import (
+    ACCUSATIVE,
+    ADJECTIVES,
+    DATIVE,
+    NOMINATIVE,
+    PERSONS,
+    PLACES,
+    THINGS,
+    Phrase,
+)
 
 pytestmark = pytest.mark.slow  # they guard changes of the generator alone
 VIENNA = Phrase("Vienna", "Wien")
@@ -28,7 +37,9 @@ ANNA = named("Anna")
 
 @pytest.fixture(scope="module")
 def corpus():
-    return {split: list(toy.pairs(split, 3000 if split == "train" else 1000)) for split in toy.SPLITS}
+    return {
+        split: list(toy.pairs(split, 3000 if split == "train" else 1000)) for split in toy.SPLITS
+    }
 
 
 def drawn(template, count):
@@ -45,14 +56,23 @@ def test_pair_depends_only_on_its_arguments(corpus):
     assert backwards[::-1] == corpus["train"][:50]
     assert toy.pair("train", 7, seed=1) != toy.pair("train", 7, seed=2)
     script = "from tools.toy_corpus import corpus as toy; print(ascii([toy.pair('test', i, seed=3) for i in (900, 2)]))"
-    fresh = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    fresh = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
     assert fresh.strip() == ascii([toy.pair("test", 900, seed=3), toy.pair("test", 2, seed=3)])
 
 
 def test_splits_are_disjoint_whatever_the_seed(corpus):
     train = {english for seed in (0, 1, 2) for english, _ in toy.pairs("train", 3000, seed=seed)}
-    held_out = {split: {e for seed in (0, 5) for e, _ in toy.pairs(split, 1000, seed=seed)} for split in toy.SPLITS[1:]}
-    assert not train & held_out["valid"] and not train & held_out["test"] and not held_out["valid"] & held_out["test"]
+    held_out = {
+        split: {e for seed in (0, 5) for e, _ in toy.pairs(split, 1000, seed=seed)}
+        for split in toy.SPLITS[1:]
+    }
+    assert (
+        not train & held_out["valid"]
+        and not train & held_out["test"]
+        and not held_out["valid"] & held_out["test"]
+    )
 
 
 def test_held_out_splits_get_a_twentieth_each():
@@ -91,7 +111,9 @@ def test_every_template_gives_many_sentences():
 
 
 def test_vocabulary_is_about_a_thousand_words(corpus):
-    words = {word.lower() for english, _ in corpus["train"] for word in re.findall(r"[A-Za-z]+", english)}
+    words = {
+        word.lower() for english, _ in corpus["train"] for word in re.findall(r"[A-Za-z]+", english)
+    }
     assert 600 < len(words) < 1100
 
 
@@ -102,18 +124,28 @@ def test_price_is_equal_on_both_sides():
         assert parse_decimal(amount, locale="en_US") == parse_decimal(betrag, locale="de_DE") > 0
 
 
-@pytest.mark.parametrize("template", [facts.weighs, facts.distance, facts.temperature, facts.share_of])
+@pytest.mark.parametrize(
+    "template", [facts.weighs, facts.distance, facts.temperature, facts.share_of]
+)
 def test_measure_is_equal_on_both_sides(template):
     for values, english, german in drawn(template, 100):
         quantity = next(values[key] for key in ("mass", "way", "heat", "share") if key in values)
         assert quantity.en in english and quantity.de in german
-        numbers = re.match(r"-?[\d,.]+", quantity.en).group(), re.match(r"-?[\d,.]+", quantity.de).group()
-        assert parse_decimal(numbers[0], locale="en_US") == parse_decimal(numbers[1], locale="de_DE")
+        numbers = (
+            re.match(r"-?[\d,.]+", quantity.en).group(),
+            re.match(r"-?[\d,.]+", quantity.de).group(),
+        )
+        assert parse_decimal(numbers[0], locale="en_US") == parse_decimal(
+            numbers[1], locale="de_DE"
+        )
 
 
 def test_time_is_equal_on_both_sides():
     for _, english, german in drawn(facts.opens, 100):
-        parsed = [datetime.datetime.strptime(time, "%I:%M %p") for time in re.findall(r"\d+:\d\d [AP]M", english)]
+        parsed = [
+            datetime.datetime.strptime(time, "%I:%M %p")
+            for time in re.findall(r"\d+:\d\d [AP]M", english)
+        ]
         assert [time.strftime("%H:%M") for time in parsed] == re.findall(r"\d\d:\d\d", german)
         assert parsed[0] < parsed[1]
 
@@ -128,14 +160,19 @@ def test_numbers_in_words_match_num2words():
     for values, english, german in drawn(facts.in_words, 200):
         number = values["large"]
         assert english == f"In words, {number:,} is {num2words(number, lang='en')}."
-        assert german == f"In Worten ist {f'{number:,}'.replace(',', '.')} {num2words(number, lang='de')}."
+        assert (
+            german
+            == f"In Worten ist {f'{number:,}'.replace(',', '.')} {num2words(number, lang='de')}."
+        )
 
 
 def test_sums_are_correct():
     spelled = {num2words(number, lang="de"): number for number in range(10000)}
     meaning = {"plus": int.__add__, "minus": int.__sub__, "mal": int.__mul__}
     for _, _, german in drawn(facts.arithmetic, 200):
-        left, operator, right, result = re.fullmatch(r"(\w+) (\w+) (\w+) ist (\w+)\.", german).groups()
+        left, operator, right, result = re.fullmatch(
+            r"(\w+) (\w+) (\w+) ist (\w+)\.", german
+        ).groups()
         assert meaning[operator](spelled[left.lower()], spelled[right]) == spelled[result]
 
 
@@ -145,12 +182,17 @@ def test_sums_are_correct():
         (THINGS["coat"], ("ein alter Mantel", "einen alten Mantel", "einem alten Mantel")),
         (THINGS["lamp"], ("eine alte Lampe", "eine alte Lampe", "einer alten Lampe")),
         (THINGS["book"], ("ein altes Buch", "ein altes Buch", "einem alten Buch")),
-        (PERSONS["student"], ("ein alter Student", "einen alten Studenten", "einem alten Studenten")),
+        (
+            PERSONS["student"],
+            ("ein alter Student", "einen alten Studenten", "einem alten Studenten"),
+        ),
     ],
 )
 def test_articles_and_adjectives_agree(noun, forms):
     cases = NOMINATIVE, ACCUSATIVE, DATIVE
-    assert tuple(lexicon.noun_phrase("ein", noun, case, ADJECTIVES["old"]) for case in cases) == forms
+    assert (
+        tuple(lexicon.noun_phrase("ein", noun, case, ADJECTIVES["old"]) for case in cases) == forms
+    )
 
 
 def test_present_forms_of_regular_and_irregular_verbs():
@@ -222,7 +264,11 @@ def test_templates_match_handwritten_sentences():
 
 def test_relative_pronoun_follows_the_gender():
     deed = grammar.go(lexicon.GO["walk"], PLACES["school"])
-    for person, start in (("man", "Der Mann, der"), ("woman", "Die Frau, die"), ("girl", "Das Mädchen, das")):
+    for person, start in (
+        ("man", "Der Mann, der"),
+        ("woman", "Die Frau, die"),
+        ("girl", "Das Mädchen, das"),
+    ):
         _, german = sentences.subject_relative(PERSONS[person], deed, VIENNA)
         assert german == f"{start} in die Schule gegangen ist, wohnt in Wien."
     assert the(PERSONS["girl"]) == Subject("the girl", "das Mädchen", ER)
@@ -246,8 +292,12 @@ def test_shipped_files_are_generated_byte_for_byte(tmp_path):
     """Holds for the versions of babel and num2words that the files were made with."""
     installed = (f"toy {toy.VERSION}", *numbers.versions())
     if installed != shipped.GENERATOR:
-        pytest.skip(f"the shipped files are of {', '.join(shipped.GENERATOR)}; installed: {', '.join(installed)}")
+        pytest.skip(
+            f"the shipped files are of {', '.join(shipped.GENERATOR)}; installed: {', '.join(installed)}"
+        )
     for split, count in shipped.COUNTS.items():
         with lzma.open(shipped.path_of(split)) as file:
             assert file.read() == generator.text(toy.pairs(split, count))
-    assert lzma.decompress(generator.compressed("test")) == generator.text(toy.pairs("test", shipped.COUNTS["test"]))
+    assert lzma.decompress(generator.compressed("test")) == generator.text(
+        toy.pairs("test", shipped.COUNTS["test"])
+    )

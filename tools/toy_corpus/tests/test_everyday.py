@@ -7,7 +7,18 @@ import pytest
 
 from tools.toy_corpus import corpus as toy
 from tools.toy_corpus import everyday, everyday_draws, everyday_words, grammar, lexicon
-from tools.toy_corpus.everyday_grammar import ASK, DENY, SAY, Moment, affects, contracted, mass, one, several, somebody
+from tools.toy_corpus.everyday_grammar import (
+    ASK,
+    DENY,
+    SAY,
+    Moment,
+    affects,
+    contracted,
+    mass,
+    one,
+    several,
+    somebody,
+)
 from tools.toy_corpus.grammar import IT, PRONOUNS, Event, named
 from tools.toy_corpus.lexicon import ACCUSATIVE, DATIVE, Phrase
 
@@ -25,10 +36,17 @@ def training() -> dict[str, str]:
 
 def test_everyday_templates_match_handwritten_sentences():
     e, do = everyday, everyday_words.DO
-    old, red, house = lexicon.ADJECTIVES["old"], lexicon.ADJECTIVES["red"], everyday_words.SURROUNDINGS["house"]
+    old, red, house = (
+        lexicon.ADJECTIVES["old"],
+        lexicon.ADJECTIVES["red"],
+        everyday_words.SURROUNDINGS["house"],
+    )
     tired, late = Phrase("tired", "müde"), Phrase("late", "spät")
     sleep, swim = (Event(do[en], "", "", "nicht") for en in ("sleep", "swim"))
-    arrive, read = Event(do["arrive"], "", "", "nicht"), affects(do["read"], one("the", lexicon.THINGS["book"]))
+    arrive, read = (
+        Event(do["arrive"], "", "", "nicht"),
+        affects(do["read"], one("the", lexicon.THINGS["book"])),
+    )
     him = somebody(PRONOUNS["he"], "ihn", "ihm")
     today, yesterday = Phrase("today", "heute"), Phrase("yesterday", "gestern")
     garden = lexicon.PLACES["garden"].at
@@ -78,12 +96,21 @@ def test_everyday_templates_match_handwritten_sentences():
 @pytest.mark.parametrize(
     ("thing", "forms"),
     [
-        (one("this", DOG, lexicon.ADJECTIVES["old"]), ("dieser alte Hund", "diesen alten Hund", "diesem alten Hund")),
+        (
+            one("this", DOG, lexicon.ADJECTIVES["old"]),
+            ("dieser alte Hund", "diesen alten Hund", "diesem alten Hund"),
+        ),
         (one("this", CAT), ("diese Katze", "diese Katze", "dieser Katze")),
         (one("our", lexicon.THINGS["book"]), ("unser Buch", "unser Buch", "unserem Buch")),
-        (several("my", DOG, lexicon.ADJECTIVES["old"]), ("meine alten Hunde", "meine alten Hunde", "")),
+        (
+            several("my", DOG, lexicon.ADJECTIVES["old"]),
+            ("meine alten Hunde", "meine alten Hunde", ""),
+        ),
         (several("", DOG, lexicon.ADJECTIVES["old"]), ("alte Hunde", "alte Hunde", "")),
-        (several("many", DOG, lexicon.ADJECTIVES["old"]), ("viele alte Hunde", "viele alte Hunde", "")),
+        (
+            several("many", DOG, lexicon.ADJECTIVES["old"]),
+            ("viele alte Hunde", "viele alte Hunde", ""),
+        ),
     ],
 )
 def test_noun_phrases_agree_in_gender_number_and_case(thing, forms):
@@ -92,14 +119,28 @@ def test_noun_phrases_agree_in_gender_number_and_case(thing, forms):
 
 def test_indefinite_noun_phrases_are_negated_with_kein_in_their_case():
     assert one("a", DOG, lexicon.ADJECTIVES["old"]).no == ("kein alter Hund", "keinen alten Hund")
-    assert several("", DOG, lexicon.ADJECTIVES["old"]).no == ("keine alten Hunde", "keine alten Hunde")
+    assert several("", DOG, lexicon.ADJECTIVES["old"]).no == (
+        "keine alten Hunde",
+        "keine alten Hunde",
+    )
     assert one("the", DOG).no == ("nicht der Hund", "den Hund nicht")
 
 
 def test_english_participles_and_contractions():
     verbs = everyday_words.DO | everyday_words.USE
-    forms = {verbs[en].ing for en in ("run", "write", "see", "get up", "look for", "swim", "sing", "cry")}
-    assert forms == {"running", "writing", "seeing", "getting up", "looking for", "swimming", "singing", "crying"}
+    forms = {
+        verbs[en].ing for en in ("run", "write", "see", "get up", "look for", "swim", "sing", "cry")
+    }
+    assert forms == {
+        "running",
+        "writing",
+        "seeing",
+        "getting up",
+        "looking for",
+        "swimming",
+        "singing",
+        "crying",
+    }
     for long, short in {
         "It is late.": "It's late.", "I do not sleep.": "I don't sleep.", "We cannot come.": "We can't come.",
         "He is not here.": "He isn't here.", "They will not go.": "They won't go.", "Is it late?": "Is it late?",
@@ -111,7 +152,9 @@ def test_every_template_has_a_weight_and_gives_plain_sentences():
     assert {template.__name__ for template in TEMPLATES} == set(everyday_draws.WEIGHTS)
     for template, parameters in TEMPLATES.items():
         for index in range(40):
-            english, german = everyday_draws.fill(toy.stream(0, "train", index), template, parameters)
+            english, german = everyday_draws.fill(
+                toy.stream(0, "train", index), template, parameters
+            )
             for text in (english, german):
                 assert re.fullmatch(r"[A-ZÄÖÜ0-9€][A-Za-zÄÖÜäöüß0-9 ,:'€$£.-]*[.?!]", text), text
                 assert "  " not in text, text
@@ -124,7 +167,13 @@ def test_every_everyday_word_occurs_in_training(training):
         everyday_words.UNIQUE, everyday_words.QUALITIES, everyday_words.CHARACTER, everyday_words.STATES,
         everyday_words.DO, everyday_words.USE, everyday_words.MEET, lexicon.CITIES, lexicon.DAYS,
     )  # fmt: skip
-    missing = {word for table in tables for entry in table for word in entry.lower().split() if text[word] < 10}
+    missing = {
+        word
+        for table in tables
+        for entry in table
+        for word in entry.lower().split()
+        if text[word] < 10
+    }
     assert not missing
 
 
