@@ -86,9 +86,10 @@ def make_steps(
         out = {}
         for side in ("source", "target"):
             mine = {name: x for name, x in arrays.items() if name.startswith(side)}
-            rows = lambda first, last, mine=mine: {
-                name: x[:, first:last] for name, x in mine.items()
-            }  # noqa: E731
+
+            def rows(first, last, mine=mine):
+                return {name: x[:, first:last] for name, x in mine.items()}
+
             out |= mesh_lib.to_global(rows, arrays[side].shape, sharding)
         return out
 

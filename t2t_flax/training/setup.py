@@ -311,9 +311,10 @@ class ValidationLoss:
         sums = []
         for shape, batches in self._parts:
             for batch in batches():
-                rows = lambda first, last, batch=batch: {
-                    k: x[0] for k, x in batch.rows(first, last).items()
-                }  # noqa: E731
+
+                def rows(first, last, batch=batch):
+                    return {k: x[0] for k, x in batch.rows(first, last).items()}
+
                 arrays = mesh_lib.to_global(rows, (shape.rows, shape.length), sharding)
                 sums.append(self._programs[shape.array_shape](params, arrays))
                 after_batch()

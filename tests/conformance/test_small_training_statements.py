@@ -43,9 +43,10 @@ def test_smoothed_loss_is_at_least_the_target_entropy(mass):
     else:
         p = np.full(vocab, 0.1 / (vocab - 1))
         p[target] = 0.9
-    loss = lambda x: smoothed_cross_entropy(
-        0.1, mass, vocab, x[None], np.array([target]), jnp.ones(1)
-    )[0]  # noqa: E731
+
+    def loss(x):
+        return smoothed_cross_entropy(0.1, mass, vocab, x[None], np.array([target]), jnp.ones(1))[0]
+
     floor, slope = jax.jit(jax.value_and_grad(loss))(jnp.log(p))
     assert (
         float(floor)

@@ -135,9 +135,10 @@ def test_pairs_that_cannot_be_scored_are_counted_and_left_out(tmp_path, single_p
 
 def test_processes_prepare_a_test_set_once(tmp_path, single_process, encoded):
     config = config_of(test="toy:test:15")
-    work = lambda group: split_store(
-        task_of(config), tmp_path, "test", single_process.tokenizers, group
-    )  # noqa: E731
+
+    def work(group):
+        return split_store(task_of(config), tmp_path, "test", single_process.tokenizers, group)
+
     assert [store.num_pairs for store in run_processes(3, work)] == [15] * 3 and len(encoded) == 1
 
 

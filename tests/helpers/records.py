@@ -27,7 +27,7 @@ def record(
         (folder / f"{name}.{end}.txt").write_bytes(text)
         digests.append(hashlib.sha256(text).hexdigest())
     names = [f"{name}.{end}.txt" for end in ends]
-    one_or_all = lambda values: values if more else values[0]  # noqa: E731
+    one_or_all = lambda values: values if more else values[0]
     content = {
         "record_version": 1, "digests": {"hypotheses": digests[0], "references": one_or_all(digests[1:])},
         "hypotheses": names[0], "references": one_or_all(names[1:]),
@@ -48,9 +48,9 @@ def without_search(monkeypatch) -> None:
     from t2t_flax.decoding.translator import Hypothesis, Translation
     from t2t_flax.evaluation.restore import TrainedModel
 
-    translate = lambda self, lines, **_: [
-        Translation((Hypothesis(line, (), 0.0, 0.0, False),)) for line in lines
-    ]  # noqa: E731
+    def translate(self, lines, **_):
+        return [Translation((Hypothesis(line, (), 0.0, 0.0, False),)) for line in lines]
+
     monkeypatch.setattr(TrainedModel, "translate", translate)
     monkeypatch.setattr(
         "t2t_flax.evaluation.evaluate.ValidationLoss",

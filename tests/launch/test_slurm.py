@@ -99,9 +99,12 @@ def slurm(tmp_path_factory):
                 wait_for(
                     (folder / "munge.socket").exists, lambda: (folder / "munged.out").read_text()
                 )
-        logs = lambda: "\n".join(
-            p.read_text()[-2000:] for p in folder.glob("*.*") if p.suffix in (".log", ".out")
-        )  # noqa: E731
+
+        def logs():
+            return "\n".join(
+                p.read_text()[-2000:] for p in folder.glob("*.*") if p.suffix in (".log", ".out")
+            )
+
         wait_for(lambda: "idle" in output_of(["sinfo", "--noheader", "--format=%T"], env), logs)
         yield env
         subprocess.run(["scancel", "--me"], env=env)
@@ -162,8 +165,8 @@ def test_training_of_two_tasks_survives_two_requeues(slurm, tmp_path, cache):
     )
     train = command(tmp_path / "run", cache, **keys)
     job = submit(slurm, tmp_path, "run", "--name=train", "--tasks-per-node=2", "--", *train)
-    text = lambda: log.read_text() if log.exists() else ""  # noqa: E731
-    reached = lambda step: lambda: max(losses(tmp_path / "run"), default=0) >= step  # noqa: E731
+    text = lambda: log.read_text() if log.exists() else ""
+    reached = lambda step: lambda: max(losses(tmp_path / "run"), default=0) >= step
 
     wait_for(reached(10), text, seconds=200)
     output_of(["scancel", "--signal=TERM", job], slurm)

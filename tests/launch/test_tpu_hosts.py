@@ -187,9 +187,14 @@ def test_host_that_reboots_gets_its_command_again(cloud):
         inner,
     ]
     process = subprocess.Popen(babysit, cwd=folder, env=env, stderr=subprocess.DEVNULL)
-    ran = lambda host: (
-        (folder / f"ran.{host}").read_text().split() if (folder / f"ran.{host}").exists() else []
-    )  # noqa: E731
+
+    def ran(host):
+        return (
+            (folder / f"ran.{host}").read_text().split()
+            if (folder / f"ran.{host}").exists()
+            else []
+        )
+
     wait_for(lambda: ran("host") and ran("other"), "both hosts run it")
     psutil.Process(int(ran("other")[0])).kill()  # retry.sh; its guard ends the command
     wait_for(lambda: len(ran("other")) == 2, "the second host runs it again")

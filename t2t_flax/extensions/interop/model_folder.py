@@ -126,9 +126,10 @@ def _checked(file: epath.Path, checkpoint: dict[str, Any]) -> tuple[tuple[int, .
 
     Raises UserError if one is missing or invalid.
     """
-    is_steps = lambda x: (
-        isinstance(x, list) and x and all(type(step) is int and step >= 0 for step in x)
-    )  # noqa: E731
+
+    def is_steps(x):
+        return isinstance(x, list) and x and all(type(step) is int and step >= 0 for step in x)
+
     expected = {
         "steps": (is_steps, "whole numbers from 0 on"),
         "tokenizer": (lambda x: isinstance(x, str), "a digest"),

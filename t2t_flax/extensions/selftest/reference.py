@@ -162,9 +162,10 @@ class Reference:
         share of `relative_noise`.
         """
         rng = np.random.default_rng(1)
-        noisy = lambda g: (
-            g * (1 + np.float32(relative_noise) * (2 * rng.random(g.shape, np.float32) - 1))
-        )  # noqa: E731
+
+        def noisy(g):
+            return g * (1 + np.float32(relative_noise) * (2 * rng.random(g.shape, np.float32) - 1))
+
         grads = jax.tree.map(noisy, grads) if relative_noise else grads
         return jax.device_get(self._update(*self._on_cpu((grads, self.state))))
 

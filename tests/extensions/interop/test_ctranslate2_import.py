@@ -208,9 +208,10 @@ def test_ids_are_renumbered_and_kernels_transposed(tmp_path):
     abstract = jax.eval_shape(lambda: model.init(jax.random.key(0), dict.fromkeys(names, ids)))[
         "params"
     ]
-    shapes_of = lambda tree: {
-        jax.tree_util.keystr(k): x.shape for k, x in jax.tree.leaves_with_path(tree)
-    }  # noqa: E731
+
+    def shapes_of(tree):
+        return {jax.tree_util.keystr(k): x.shape for k, x in jax.tree.leaves_with_path(tree)}
+
     assert shapes_of(params) == shapes_of(nn.unbox(abstract))
 
 

@@ -129,7 +129,7 @@ def test_a_config_averages_if_its_optimizer_does(name):
 def test_schedule_free_adamw_starts_where_the_run_starts():
     """Its z and x are the first parameters, also where these are taken from another run."""
     config = small_config(optimizer=dict(name="schedule_free_adamw"))
-    moved = lambda own: jax.tree.map(lambda p: p + 1.0, own)  # noqa: E731
+    moved = lambda own: jax.tree.map(lambda p: p + 1.0, own)
     state, _ = init_state(
         config, make_model(config, 37, 37), make_optimizer(config), devices_mesh(), start=moved
     )
@@ -153,7 +153,7 @@ def test_the_average_is_what_is_evaluated(tmp_path, cache):
     )
     assert_trees_close(jax.device_get(load(tmp_path).params), average, rtol=0, atol=0)
     of_loss = validation_loss(setup)
-    loss = lambda params: of_loss(params, lambda: None)["nll"]  # noqa: E731
+    loss = lambda params: of_loss(params, lambda: None)["nll"]
     logged = next(line["valid_nll"] for line in read_metrics(tmp_path) if "valid_nll" in line)
     assert logged == loss(state.ema) != loss(state.params)
 
@@ -167,15 +167,16 @@ def test_adafactor_equals_its_formulas():
         "b": rng.normal(size=8),
     }
     grads = [jax.tree.map(lambda p: rng.normal(size=p.shape), params) for _ in range(2)]
-    as_arrays = lambda tree: jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)  # noqa: E731
+    as_arrays = lambda tree: jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
     actual = updates(config, [as_arrays(g) for g in grads], as_arrays(params))
-    rms = lambda x: np.sqrt(np.mean(x * x))  # noqa: E731
+    rms = lambda x: np.sqrt(np.mean(x * x))
     v = {name: 0.0 for name in ("rows", "columns", "small", "b")}
     for t, g in enumerate(grads, 1):
         beta = 1 - t**-0.8
-        mix = lambda name, new, beta=beta: (
-            v.update({name: beta * v[name] + (1 - beta) * new}) or v[name]
-        )  # noqa: E731
+
+        def mix(name, new, beta=beta):
+            return v.update({name: beta * v[name] + (1 - beta) * new}) or v[name]
+
         rows, columns = (
             mix("rows", np.mean(g["w"] ** 2, 1)),
             mix("columns", np.mean(g["w"] ** 2, 0)),
@@ -215,7 +216,7 @@ def test_muon_orthogonalizes_kernels_as_matrices(monkeypatch):
             "Einsum_0": tree["Einsum_0"]["kernel"],
         } | {f"taps{i}": taps[i] for i in range(3)}
 
-    rate = lambda count: learning_rate_schedule(config)(count + 1)  # noqa: E731
+    rate = lambda count: learning_rate_schedule(config)(count + 1)
     oracle = optax.contrib.muon(rate, beta=0.95, eps=1e-9, consistent_rms=0.2)
     expected = updates_of(oracle, [matrices(g) for g in grads], matrices(params))
     adam = optax.chain(
@@ -329,9 +330,14 @@ def test_sharded_training_equals_unsharded(trained, store, name, fsdp_mode):
     np.testing.assert_allclose(sharded, losses, rtol=1e-5)
     assert_trees_close(state.params, unsharded.params, atol=2e-4)
     assert_trees_close(state.ema, unsharded.ema, atol=2e-4)
-    divided = lambda tree: {
-        str(x.sharding.spec) for x in jax.tree.leaves(tree) if not x.sharding.is_fully_replicated
-    }  # noqa: E731
+
+    def divided(tree):
+        return {
+            str(x.sharding.spec)
+            for x in jax.tree.leaves(tree)
+            if not x.sharding.is_fully_replicated
+        }
+
     assert divided(state.opt_state) and bool(divided(state.params)) == (fsdp_mode == "full")
     # Leaves of a parameter's shape are sharded like it; vectors of factored moments are replicated.
     for leaf in jax.tree.leaves(state.opt_state):

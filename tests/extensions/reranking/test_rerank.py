@@ -53,7 +53,7 @@ def test_tuned_weights_find_a_known_sum():
     features = rng.normal(size=(600, 3)) * [1.0, 10.0, 0.1]
     quality = 2 * features[:, :1] - features[:, 1:2] / 10
     starts = list(range(0, 600, 6))
-    score = lambda sums: float(sums[0])  # noqa: E731
+    score = lambda sums: float(sums[0])
     weights, value = tune(features, starts, quality, score)
     best = sum(quality[s : s + 6].max() for s in starts)
     alone = [score(quality[choose(features, starts, w)].sum(0)) for w in np.eye(3)]
@@ -296,10 +296,13 @@ def test_sources_are_scored_with_the_symbol_of_the_flag(monkeypatch, write, tmp_
     )
     assert seen == ["[fr]x", "[fr]x"] and (tmp_path / "out").read_text() == "b\n"
     given = []
-    tuned = lambda _, lines, config, *rest: (
-        given.append(config.data.target_language),
-        (np.ones(2), ""),
-    )[1]  # noqa: E731
+
+    def tuned(_, lines, config, *rest):
+        return (
+            given.append(config.data.target_language),
+            (np.ones(2), ""),
+        )[1]
+
     monkeypatch.setattr("t2t_flax.evaluation.restore.stored_config", lambda workdir: Config())
     monkeypatch.setattr("t2t_flax.extensions.reranking.rerank_command._tuned", tuned)
     more = [

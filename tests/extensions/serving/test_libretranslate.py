@@ -15,7 +15,12 @@ for package in ("fastapi", "python_multipart", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 from helpers.http_server import as_kind, serving, with_fields  # noqa: E402
 
-from t2t_flax.extensions.serving.languages import can_detect, detected, matching, name_of  # noqa: E402
+from t2t_flax.extensions.serving.languages import (  # noqa: E402
+    can_detect,
+    detected,
+    matching,
+    name_of,
+)
 
 LINES = [source for source, _ in toy.pairs("test", 6)]
 PAIR = {"source": "en", "target": "de"}
