@@ -27,7 +27,10 @@ def record(
         (folder / f"{name}.{end}.txt").write_bytes(text)
         digests.append(hashlib.sha256(text).hexdigest())
     names = [f"{name}.{end}.txt" for end in ends]
-    one_or_all = lambda values: values if more else values[0]
+
+    def one_or_all(values):
+        return values if more else values[0]
+
     content = {
         "record_version": 1, "digests": {"hypotheses": digests[0], "references": one_or_all(digests[1:])},
         "hypotheses": names[0], "references": one_or_all(names[1:]),

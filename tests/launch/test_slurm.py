@@ -165,8 +165,12 @@ def test_training_of_two_tasks_survives_two_requeues(slurm, tmp_path, cache):
     )
     train = command(tmp_path / "run", cache, **keys)
     job = submit(slurm, tmp_path, "run", "--name=train", "--tasks-per-node=2", "--", *train)
-    text = lambda: log.read_text() if log.exists() else ""
-    reached = lambda step: lambda: max(losses(tmp_path / "run"), default=0) >= step
+
+    def text():
+        return log.read_text() if log.exists() else ""
+
+    def reached(step):
+        return lambda: max(losses(tmp_path / "run"), default=0) >= step
 
     wait_for(reached(10), text, seconds=200)
     output_of(["scancel", "--signal=TERM", job], slurm)

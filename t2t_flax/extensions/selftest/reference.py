@@ -116,9 +116,8 @@ class Reference:
         params = draw_parameters(abstract.params)
         trained, _ = self.parameters.split(params)
         opt_state = jax.device_get(self.tx.init(trained))
-        return TrainState(
-            np.int32(0), params, opt_state, params if self.config.optimizer.averages else None
-        )  # type: ignore[arg-type]
+        ema = params if self.config.optimizer.averages else None
+        return TrainState(np.int32(0), params, opt_state, ema)  # type: ignore[arg-type]
 
     def _model(self, precision: str) -> Transformer:
         return make_model(self.config, *self.probe.vocab, platform="cpu", precision=precision)

@@ -129,7 +129,10 @@ def test_a_config_averages_if_its_optimizer_does(name):
 def test_schedule_free_adamw_starts_where_the_run_starts():
     """Its z and x are the first parameters, also where these are taken from another run."""
     config = small_config(optimizer=dict(name="schedule_free_adamw"))
-    moved = lambda own: jax.tree.map(lambda p: p + 1.0, own)
+
+    def moved(own):
+        return jax.tree.map(lambda p: p + 1.0, own)
+
     state, _ = init_state(
         config, make_model(config, 37, 37), make_optimizer(config), devices_mesh(), start=moved
     )
@@ -153,7 +156,10 @@ def test_the_average_is_what_is_evaluated(tmp_path, cache):
     )
     assert_trees_close(jax.device_get(load(tmp_path).params), average, rtol=0, atol=0)
     of_loss = validation_loss(setup)
-    loss = lambda params: of_loss(params, lambda: None)["nll"]
+
+    def loss(params):
+        return of_loss(params, lambda: None)["nll"]
+
     logged = next(line["valid_nll"] for line in read_metrics(tmp_path) if "valid_nll" in line)
     assert logged == loss(state.ema) != loss(state.params)
 
@@ -167,9 +173,15 @@ def test_adafactor_equals_its_formulas():
         "b": rng.normal(size=8),
     }
     grads = [jax.tree.map(lambda p: rng.normal(size=p.shape), params) for _ in range(2)]
-    as_arrays = lambda tree: jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
+
+    def as_arrays(tree):
+        return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
+
     actual = updates(config, [as_arrays(g) for g in grads], as_arrays(params))
-    rms = lambda x: np.sqrt(np.mean(x * x))
+
+    def rms(x):
+        return np.sqrt(np.mean(x * x))
+
     v = {name: 0.0 for name in ("rows", "columns", "small", "b")}
     for t, g in enumerate(grads, 1):
         beta = 1 - t**-0.8
@@ -216,7 +228,9 @@ def test_muon_orthogonalizes_kernels_as_matrices(monkeypatch):
             "Einsum_0": tree["Einsum_0"]["kernel"],
         } | {f"taps{i}": taps[i] for i in range(3)}
 
-    rate = lambda count: learning_rate_schedule(config)(count + 1)
+    def rate(count):
+        return learning_rate_schedule(config)(count + 1)
+
     oracle = optax.contrib.muon(rate, beta=0.95, eps=1e-9, consistent_rms=0.2)
     expected = updates_of(oracle, [matrices(g) for g in grads], matrices(params))
     adam = optax.chain(

@@ -53,7 +53,10 @@ def test_tuned_weights_find_a_known_sum():
     features = rng.normal(size=(600, 3)) * [1.0, 10.0, 0.1]
     quality = 2 * features[:, :1] - features[:, 1:2] / 10
     starts = list(range(0, 600, 6))
-    score = lambda sums: float(sums[0])
+
+    def score(sums):
+        return float(sums[0])
+
     weights, value = tune(features, starts, quality, score)
     best = sum(quality[s : s + 6].max() for s in starts)
     alone = [score(quality[choose(features, starts, w)].sum(0)) for w in np.eye(3)]
