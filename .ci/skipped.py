@@ -1,4 +1,4 @@
-"""Prints the tests that were skipped according to JUnit files of pytest, one a line, for `pytest @FILE`."""
+"""Print the tests that pytest's JUnit files mark as skipped, one a line, for `pytest @FILE`."""
 
 import sys
 import xml.etree.ElementTree as xml

@@ -27,8 +27,9 @@ PARTIAL = r"\.partial-[0-9a-f]{32}"
 `atomic_file` and `atomic_directory` append it until they are complete.
 """
 _TRANSIENT_NUMBERS = (
-    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN,
-    errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENXIO, errno.ENODEV, errno.EBUSY, errno.EINTR,
+    errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT,
+    errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
+    errno.ENXIO, errno.ENODEV, errno.EBUSY, errno.EINTR,
 )  # fmt: skip
 _OS_ERROR = re.compile(r"\[OS error (\d+)")  # in the messages of TensorStore
 _REFUSED = (

@@ -161,12 +161,25 @@ class Features(dict[str, tuple[str, ...]]):
 
 
 COMMANDS = Table({
-    "train": Command("t2t_flax.cli.train", "train a config, or resume the run in a workdir; ends with an evaluation record"),
-    "evaluate": Command("t2t_flax.cli.evaluate", "decode and score a split with a trained run; writes a record"),
-    "translate": Command("t2t_flax.cli.translate", "translate lines of text with a trained run"),
-    "prepare": Command("t2t_flax.cli.prepare", "train the tokenizer and tokenise the data of a config before training"),
+    "train": Command(
+        "t2t_flax.cli.train",
+        "train a config, or resume the run in a workdir; ends with an evaluation record",
+    ),
+    "evaluate": Command(
+        "t2t_flax.cli.evaluate",
+        "decode and score a split with a trained run; writes a record",
+    ),
+    "translate": Command(
+        "t2t_flax.cli.translate",
+        "translate lines of text with a trained run",
+    ),
+    "prepare": Command(
+        "t2t_flax.cli.prepare",
+        "train the tokenizer and tokenise the data of a config before training",
+    ),
     "explain": Command(
-        "t2t_flax.cli.explain", "parameter counts and schedule of a config; diff against a preset; list all keys"
+        "t2t_flax.cli.explain",
+        "parameter counts and schedule of a config; diff against a preset; list all keys",
     ),
 })  # fmt: skip
 DECODERS = Table({"jax": "t2t_flax.decoding.translator:JaxDecoder"})

@@ -85,8 +85,9 @@ def lists(name: str, word: str) -> When:
 
 
 def key(
-    default: Value, doc: str, *, unit: str = "", choices=(), low=None, high=None, mutable: bool = False,
-    changes: str | None = None, when: When | Sequence[When] = (), kind: str = "",
+    default: Value, doc: str, *, unit: str = "", choices=(), low=None, high=None,
+    mutable: bool = False, changes: str | None = None, when: When | Sequence[When] = (),
+    kind: str = "",
 ) -> Value:  # fmt: skip
     """Return a dataclass field with its meaning, unit and range.
 

@@ -416,8 +416,9 @@ def _warn_of_unwritable(tokenizer: Tokenizer, source: Source) -> None:
             written = tokenizer.decode(tokenizer.encode_text(text))
             near = slice(max(0, len(os.path.commonprefix([text, written])) - _SHOWN), None)
             log.warning(
-                "%s: the tokenizer cannot write %.3g%% of the first %d targets. At %s it turns %r into %r: see "
-                "config.data.normalization and, for unknown characters, data.byte_fallback and data.character_coverage.",
+                "%s: the tokenizer cannot write %.3g%% of the first %d targets. At %s it turns %r"
+                " into %r: see config.data.normalization and, for unknown characters,"
+                " data.byte_fallback and data.character_coverage.",
                 part.spec, 100 * len(changed) / len(targets), len(targets), part.where(i),
                 text[near][: 2 * _SHOWN], written[near][: 2 * _SHOWN],
             )  # fmt: skip

@@ -287,8 +287,8 @@ def prepare_split(
 
 
 def _write(
-    source: Source, tokenizers: TokenizerPair, local: Path, policies: Policies, recipe: dict[str, Any], digest: str,
-    alone: bool, num_workers: int, report: Report, name: str,
+    source: Source, tokenizers: TokenizerPair, local: Path, policies: Policies,
+    recipe: dict[str, Any], digest: str, alone: bool, num_workers: int, report: Report, name: str,
 ) -> None:  # fmt: skip
     """Write the store at `local`.
 

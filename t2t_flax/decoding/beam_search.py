@@ -190,8 +190,8 @@ class BeamSearch:
 
     def result(self, sentences: Sentences, state: BeamState) -> SearchResult:
         caps_B = sentences.caps_B
-        # Alive hypotheses are returned only for sentences that reached their cap, so their length is
-        # the cap.
+        # Alive hypotheses are returned only for sentences that reached their cap, so their length
+        # is the cap.
         alive_lengths_BxK = jnp.where(state.alive_log_probs_BxK == -jnp.inf, 0, caps_B[:, None])
         penalty_B = length_penalty(caps_B, self.alpha, self.length_penalty)
         alive_scores_BxK = state.alive_log_probs_BxK / penalty_B[:, None]

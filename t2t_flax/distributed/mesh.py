@@ -114,8 +114,9 @@ def batch_shards(mesh: jax.sharding.Mesh) -> int:
 def check_divisibility(config: Config, mesh: jax.sharding.Mesh) -> None:
     """Raise UserError naming the key whose size the mesh cannot divide."""
     m, keys = config.model, {
-        "heads": "num_heads", "kv_heads": "num_kv_heads", "mlp": "d_ff", "embed": "d_model", "table": "d_model",
-        "norm": "d_model", "vocab": "pad_vocab_to_multiple", "position": "max_positions",
+        "heads": "num_heads", "kv_heads": "num_kv_heads", "mlp": "d_ff", "embed": "d_model",
+        "table": "d_model", "norm": "d_model", "vocab": "pad_vocab_to_multiple",
+        "position": "max_positions",
     }  # fmt: skip
     widths = dict(zip(("model.d_k", "model.d_v"), m.head_widths, strict=True))
     for logical, axes in parameter_rules(config.mesh).items():

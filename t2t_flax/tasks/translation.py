@@ -227,9 +227,12 @@ def undivided_lines(tokenizer: str, lines: Iterable[str]) -> int:
 def _warn_of_undivided(tokenizer: str, count: int) -> None:
     """Warn once, because a validation set is scored several times."""
     log.warning(
-        "%d references are in a script that sacreBLEU's tokenizer %s does not divide into words, so that BLEU counts whole "
-        "phrases: set config.data.target_language, or config.eval.sacrebleu_tokenizer.", count, tokenizer,
-    )  # fmt: skip
+        "%d references are in a script that sacreBLEU's tokenizer %s does not divide into words, so"
+        " that BLEU counts whole phrases: set config.data.target_language, or"
+        " config.eval.sacrebleu_tokenizer.",
+        count,
+        tokenizer,
+    )
 
 
 def _statistics(name: str) -> Callable[[Predictions, Config], SentenceStatistics]:

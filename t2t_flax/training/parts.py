@@ -91,7 +91,8 @@ class TrainProgress:
     def of_evaluation(self) -> dict[str, Any]:
         """Return the fields that an evaluation changes."""
         changed = (
-            "metric_of", "best_metric", "best_step", "evaluations_without_better", "evaluation_due", "seconds"
+            "metric_of", "best_metric", "best_step", "evaluations_without_better", "evaluation_due",
+            "seconds"
         )  # fmt: skip
         return {name: getattr(self, name) for name in changed}
 

@@ -34,8 +34,15 @@ class Progress:
     """
 
     def __init__(
-        self, name: str, total: int | None, *, start: int = 0, unit: str = "updates", quiet: bool = False, eta: bool = True
-    ):  # fmt: skip
+        self,
+        name: str,
+        total: int | None,
+        *,
+        start: int = 0,
+        unit: str = "updates",
+        quiet: bool = False,
+        eta: bool = True,
+    ):
         self._console = rich.console.Console(
             stderr=False, highlight=False, soft_wrap=True, quiet=quiet
         )

@@ -286,15 +286,14 @@ def advice(config: Config, workdir: epath.Path) -> str:
     ]
     if steps:
         bad = workdir / "checkpoints" / str(steps[-1]) if len(steps) > 1 else workdir
+        aside = workdir.with_name(f"{workdir.name}-diverged-{steps[-1]}")
         lines += [
             (
                 f"The run resumes from checkpoint {steps[-1]}; the change is recorded in"
                 " metrics.jsonl and in later records. If it diverges again, that checkpoint is"
                 " bad: move it away, or the run if it is the only one, and start again:"
             ),
-            (
-                f"  {shlex.join(['mv', str(bad), str(workdir.with_name(f'{workdir.name}-diverged-{steps[-1]}'))])}"
-            ),
+            f"  {shlex.join(['mv', str(bad), str(aside)])}",
         ]
     return "\n".join(lines)
 

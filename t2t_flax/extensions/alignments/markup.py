@@ -38,7 +38,8 @@ _BREAK = "\v"
 _NAME = re.compile(r"<\s*([^\s/>]+)")
 _LETTER = re.compile(r"[a-zA-Z]")
 _TAG = re.compile(
-    r"""<([a-zA-Z][^\t\n\r\f />]*+)(?:[^>=]++|=[\t\n\r\f ]*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+)?+)*+>"""
+    r"<([a-zA-Z][^\t\n\r\f />]*+)"
+    r"""(?:[^>=]++|=[\t\n\r\f ]*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+)?+)*+>"""
 )
 _UNQUOTED = re.compile(r"<([a-zA-Z][^\t\n\r\f />]*+)[^>]*+>")
 _END_TAG = re.compile(r"</([a-zA-Z][^\t\n\r\f />]*+)[^>]*+>")

@@ -44,7 +44,13 @@ def _rate(sums: np.ndarray) -> float:
 
 
 METRIC = Metric(
-    "term_use", "terms used", statistics=_statistics, confidence_interval=True, applies=lambda config: bool(_file(config)),
-    unit="%", reads_sources=True, note="of the glossary's terms in the sources",
+    "term_use",
+    "terms used",
+    statistics=_statistics,
+    confidence_interval=True,
+    applies=lambda config: bool(_file(config)),
+    unit="%",
+    reads_sources=True,
+    note="of the glossary's terms in the sources",
     check=lambda config: read_glossary(_file(config)),
-)  # fmt: skip
+)

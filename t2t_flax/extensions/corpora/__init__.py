@@ -29,18 +29,26 @@ class Filters:
     )
     copies: bool = key(False, "drop training pairs whose sides are equal")
     held_out: str = key(
-        "", "drop training pairs that occur in data.valid or data.test, compared without case, punctuation and spaces: the "
-        "source, the target, either, or the pair; empty = none", kind=TEXT,
-    )  # fmt: skip
+        "",
+        "drop training pairs that occur in data.valid or data.test, compared without case,"
+        " punctuation and spaces: the source, the target, either, or the pair; empty = none",
+        kind=TEXT,
+    )
     language: float = key(
-        0.0, "drop training pairs with a side that is identified as another language, at least this probable against the "
-        "side's own (0.95 drops few right pairs, even short ones); 0 = none. Needs the extra langid", low=0.0, high=1.0,
-    )  # fmt: skip
+        0.0,
+        "drop training pairs with a side that is identified as another language, at least this"
+        " probable against the side's own (0.95 drops few right pairs, even short ones); 0 = none."
+        " Needs the extra langid",
+        low=0.0,
+        high=1.0,
+    )
     scorer: str = key(
-        "", "a Python function of a list of (source, target) that returns a number for each, as FILE.py:FUNCTION or "
-        "PACKAGE.MODULE:FUNCTION; training pairs that it scores below filters.score are dropped; empty = none",
+        "",
+        "a Python function of a list of (source, target) that returns a number for each, as"
+        " FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; training pairs that it scores below"
+        " filters.score are dropped; empty = none",
         kind=CODE,
-    )  # fmt: skip
+    )
     score: float = key(
         0.0,
         "the least score that filters.scorer must give a training pair",

@@ -255,8 +255,13 @@ def _model(
     for name in ("encoder/multi_query_attention", "decoder/alibi", "decoder/scale_outputs"):
         if arrays.scalar(name, 0):
             raise UserError(f"{arrays.path}: {name} is set, which is not supported.")
-    for name in ("encoder/embeddings_merge", "decoder/alibi_use_positive_positions", "decoder/scale_alibi",
-                 "decoder/alignment_layer", "decoder/alignment_heads"):  # fmt: skip
+    for name in (
+        "encoder/embeddings_merge",
+        "decoder/alibi_use_positive_positions",
+        "decoder/scale_alibi",
+        "decoder/alignment_layer",
+        "decoder/alignment_heads",
+    ):
         arrays.scalar(name, 0)  # they depend on options rejected here, or only name heads
     positions, ffn = _positions(arrays, d_model), "decoder/layer_0/ffn"
     d_ff = arrays.take(f"{ffn}/linear_0/weight", 0, d_model).shape[0]

@@ -16,9 +16,9 @@ from t2t_flax.errors import UserError, first_line, install_hint
 PREFIX = "hub:"
 _NAME = re.compile(r"hub:([\w][\w.-]*/[\w][\w.-]*)(?:@([\w][\w./-]*))?", re.ASCII)
 _READ = (
-    "config.json", "generation_config.json", "tokenizer_config.json", "vocab.json", "target_vocab.json", "source.spm",
-    "target.spm", "*_vocabulary.json", "*_vocabulary.txt", "vmap.txt", "tokenizer/*", "model.safetensors", "model.bin",
-    "weights.npz",
+    "config.json", "generation_config.json", "tokenizer_config.json", "vocab.json",
+    "target_vocab.json", "source.spm", "target.spm", "*_vocabulary.json", "*_vocabulary.txt",
+    "vmap.txt", "tokenizer/*", "model.safetensors", "model.bin", "weights.npz",
 )  # fmt: skip
 """File patterns that readers of models need; weights are in order of preference.
 

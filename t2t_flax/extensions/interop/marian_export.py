@@ -162,7 +162,8 @@ def _search(decode: Decode) -> dict[str, Any]:
         # top_k and top_p are filters in the same order in both: top_p applies to the k most likely
         # tokens.
         return limit | {
-            "num_beams": 1, "do_sample": True, "temperature": decode.temperature, "top_k": decode.top_k, "top_p": decode.top_p,
+            "num_beams": 1, "do_sample": True, "temperature": decode.temperature,
+            "top_k": decode.top_k, "top_p": decode.top_p,
             **({"epsilon_cutoff": decode.epsilon} if decode.epsilon else {}),
         }  # fmt: skip
     if decode.strategy == "greedy" or decode.beam_size == 1:
@@ -170,8 +171,11 @@ def _search(decode: Decode) -> dict[str, Any]:
     penalty = 0.0 if decode.length_penalty == "none" else decode.alpha
     early = True if decode.early_stopping == "beam_full" else "never"
     return limit | {
-        "num_beams": decode.beam_size, "do_sample": False, "length_penalty": penalty, "early_stopping": early
-    }  # fmt: skip
+        "num_beams": decode.beam_size,
+        "do_sample": False,
+        "length_penalty": penalty,
+        "early_stopping": early,
+    }
 
 
 def _config(config: Config, vocab: int, dtype: str) -> dict[str, Any]:

@@ -61,9 +61,10 @@ _FIXED_KEYS: dict[str, Any] = {
     "forced_bos_token_id": None,
 }
 _OTHER_RULES = (
-    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "repetition_penalty", "encoder_repetition_penalty", "num_beam_groups",
-    "diversity_penalty", "do_sample", "min_length", "suppress_tokens", "guidance_scale", "penalty_alpha", "min_new_tokens",
-    "max_new_tokens", "sequence_bias", "num_return_sequences", "forced_eos_token_id",
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "repetition_penalty",
+    "encoder_repetition_penalty", "num_beam_groups", "diversity_penalty", "do_sample", "min_length",
+    "suppress_tokens", "guidance_scale", "penalty_alpha", "min_new_tokens", "max_new_tokens",
+    "sequence_bias", "num_return_sequences", "forced_eos_token_id",
 )  # fmt: skip
 """Decoding rules for which we have no key."""
 _NEUTRAL_AT_1 = (
@@ -81,8 +82,8 @@ _GENERATION_TYPES: _Types = {
     "bad_words_ids": list,
 }
 _CONFIG_TYPES: _Types = _GENERATION_TYPES | {
-    "scale_embedding": bool, "share_encoder_decoder_embeddings": bool, "tie_word_embeddings": bool, "dropout": float,
-    "attention_dropout": float, "activation_dropout": float,
+    "scale_embedding": bool, "share_encoder_decoder_embeddings": bool, "tie_word_embeddings": bool,
+    "dropout": float, "attention_dropout": float, "activation_dropout": float,
 }  # fmt: skip
 _TOKENIZER_TYPES: _Types = {"separate_vocabs": bool, "source_lang": str, "target_lang": str}
 _CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"

@@ -49,9 +49,13 @@ class Mixtures:
         kind=TEXT,
     )
     temperature: float | None = key(
-        None, "shares are (pairs of the source)^(1/T): larger = small sources more often; none = every pair equally often",
-        low=1.0, high=1e6, when=_SEVERAL,
-    )  # fmt: skip
+        None,
+        "shares are (pairs of the source)^(1/T): larger = small sources more often; none = every"
+        " pair equally often",
+        low=1.0,
+        high=1e6,
+        when=_SEVERAL,
+    )
     tags: str = key(
         "",
         "token put before the source sentences of a source of data.train: 'NAME=<bt>,"

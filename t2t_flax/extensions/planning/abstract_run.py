@@ -167,7 +167,10 @@ def compile_train_step(run: AbstractRun, shape: Shape) -> dict[str, Any]:
 
 
 def _text(compiled: jax.stages.Compiled, topology: Topology) -> str:
-    """Return the optimized program. Raises UserError where jaxlib is older than the compiler's format."""
+    """Return the optimized program.
+
+    Raises UserError where jaxlib is older than the compiler's format.
+    """
     try:
         return compiled.as_text() or ""
     except jax.errors.JaxRuntimeError as error:

@@ -118,11 +118,13 @@ TPUS = {
     # 800 GB/s over 4 links (pages of 2024: 3,584 Gb/s); 25.6 Tb/s for 256 chips.
     "v6e": Chip("TPU v6e", 32 * GIB, 1638 * GB, 100 * GB, 12.5 * GB, 2, 16, 256, clock_ghz=1.75),
     # 1,200 GB/s over 6 links; 100 Gb/s a chip. Each of its two chiplets is a device.
-    "tpu7x": Chip("TPU7x", 192 * GIB, 7380 * GB, 100 * GB, 12.5 * GB, 3, 4, 9216, devices=2, cores_in_name=2),
+    "tpu7x": Chip(
+        "TPU7x", 192 * GIB, 7380 * GB, 100 * GB, 12.5 * GB, 3, 4, 9216, devices=2, cores_in_name=2,
+    ),
     "v4": Chip(
         "TPU v4", 32 * GIB, 1200 * GB, 50 * GB, 6.25 * GB, 3, 4, 4096,
-        cores_in_name=2, config_name="megacore", uncertain="network bandwidth of a v4 chip (assumed: 50 Gb/s)",
-        clock_ghz=1.05,
+        cores_in_name=2, config_name="megacore", clock_ghz=1.05,
+        uncertain="network bandwidth of a v4 chip (assumed: 50 Gb/s)",
     ),
     "v3": Chip(
         "TPU v3", 32 * GIB, 900 * GB, 70 * GB, 3.125 * GB, 2, 32, 1024, devices=2,
@@ -191,7 +193,9 @@ gpu_device_info {{
   core_count: {gpu.cores} fpus_per_core: {gpu.fpus_per_core} clock_rate_ghz: {gpu.clock_ghz}
   memory_bandwidth: {int(chip.hbm_bandwidth)} l2_cache_size: {gpu.l2_bytes}
   device_memory_size: {int(chip.hbm_bytes)}
-  cuda_compute_capability {{ major: {gpu.capability} minor: {gpu.capability_minor} feature_extension: {gpu.features} }}
+  cuda_compute_capability {{
+    major: {gpu.capability} minor: {gpu.capability_minor} feature_extension: {gpu.features}
+  }}
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 10 patch: 0 }}

@@ -20,16 +20,17 @@ from t2t_flax.filesystem import atomic_write
 
 COMPILES = "T2T_FLAX_PLAN_COMPILES"
 _DESCRIPTION = f"""\
-Compiles the real train step ahead of time for a named machine, and reports memory, collectives and the
-least time that the data sheet allows; on GPUs the bytes that the program moves, on TPUs the compiler's estimate of its
-cycles. A real update takes longer. The compilers need no TPU and no GPU. To install them:
+Compiles the real train step ahead of time for a named machine, and reports memory, collectives and
+the least time that the data sheet allows; on GPUs the bytes that the program moves, on TPUs the
+compiler's estimate of its cycles. A real update takes longer. The compilers need no TPU and no GPU.
+To install them:
 TPU: {install_hint("plan")}
 GPU: {install_hint("plan-gpu")}"""
 _MACHINES = """\
-Machines: v5e-256, v6e-16, v5p-128, v4-32, v3-8, tpu7x-128 (numbers of v3, v4, v5p and tpu7x count TensorCores, two to
-a chip), by shape v5p:4x4x4 (chips), several slices 2xv5e-256; a100-8, h100-8, h200-8, b200-8, b300-8, gb200-72, several
-hosts 2xh100-8 or h100-16; cpu:8 (simulated devices). Several machines give a table. The big model takes one to several
-minutes on two cores."""
+Machines: v5e-256, v6e-16, v5p-128, v4-32, v3-8, tpu7x-128 (numbers of v3, v4, v5p and tpu7x count
+TensorCores, two to a chip), by shape v5p:4x4x4 (chips), several slices 2xv5e-256; a100-8, h100-8,
+h200-8, b200-8, b300-8, gb200-72, several hosts 2xh100-8 or h100-16; cpu:8 (simulated devices).
+Several machines give a table. The big model takes one to several minutes on two cores."""
 
 
 def run(argv: list[str]) -> int:

@@ -141,7 +141,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add(
         "--max-client-requests", type=arguments.count(1), default=0, metavar="N",
-        help="requests of a key, or without keys an address, at the same time; more are refused with 429 (default: any)",
+        help="requests of a key, or without keys an address, at the same time; more are refused"
+        " with 429 (default: any)",
     )  # fmt: skip
     add(
         "--max-text-length", type=arguments.count(1), default=20_000, metavar="N",
@@ -149,7 +150,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add(
         "--timeout", type=arguments.count(1, 86_400), default=60, metavar="S",
-        help="seconds after which a request is answered with 504, and which it has after SIGTERM (default: 60)",
+        help="seconds after which a request is answered with 504, and which it has after SIGTERM"
+        " (default: 60)",
     )  # fmt: skip
     add(
         "--health-limit", type=arguments.count(1, 86_400), default=60, metavar="S",
@@ -158,7 +160,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--api-keys", metavar="FILE", help="keys of which requests must have one, one a line")
     add(
         "--cors-origin", action="append", default=[], metavar="URL",
-        help="origin whose pages may use the server, such as https://example.org, or *; may be given several times",
+        help="origin whose pages may use the server, such as https://example.org, or *; may be"
+        " given several times",
     )  # fmt: skip
     text = "translate each sentence of the lines of POST /translate on its own"
     add("--split-sentences", action="store_true", help=text)

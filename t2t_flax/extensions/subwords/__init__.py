@@ -18,9 +18,12 @@ class Subwords:
         0.0, "probability with which a merge of BPE is skipped; 0 = none", low=0.0, high=0.999
     )
     unigram_alpha: float = key(
-        0.0, "with data.tokenizer = unigram: a segmentation x has probability P(x)^alpha over the sum of all; 0 = none, only "
-        "the most probable one", low=0.0, high=100.0,
-    )  # fmt: skip
+        0.0,
+        "with data.tokenizer = unigram: a segmentation x has probability P(x)^alpha over the sum of"
+        " all; 0 = none, only the most probable one",
+        low=0.0,
+        high=100.0,
+    )
 
     def check(self, config: Config) -> None:
         """Raise UserError for another tokenizer or task and for missing subword_nmt codes."""

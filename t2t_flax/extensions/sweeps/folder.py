@@ -3,7 +3,7 @@
 sweep.json            the sweep: config, overrides, rows, seeds, the code that created it
 base.json             config of a search before its overrides
 configs/TRIAL.json    resolved config of a trial
-trials/TRIAL/         workdir of a trial, as `train` writes it; complete.json there marks it as complete
+trials/TRIAL/         workdir of a trial, as `train` writes it; complete when it has complete.json
 logs/TRIAL.log        output of all its attempts
 ended/TRIAL.json      why it ended without a result: failed, diverged or pruned
 lost/TRIAL.json       how often it was killed with its worker since it last saved a checkpoint

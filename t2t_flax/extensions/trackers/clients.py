@@ -108,7 +108,8 @@ def tensorboard(run: TrackedRun, id: str) -> Tracker:
         purge_step=run.resume_step + 1,
         flush_secs=FLUSH_SECONDS,
         max_queue=_TENSORBOARD_QUEUE,
-        filename_suffix=f".{run.resume_step}",  # file names have seconds; a short run closes and opens within one
+        # File names have seconds; a short run closes and opens within one.
+        filename_suffix=f".{run.resume_step}",
     )
     events = writer.file_writer.event_writer
     events._event_queue.cancel_join_thread()
