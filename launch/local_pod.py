@@ -1,8 +1,10 @@
-"""Runs N copies of a command on this machine as if they were N hosts: CPU devices, collectives over the loopback.
+"""Run N copies of a command on this machine as if they were N hosts.
 
-Output lines begin with "[process] ". Exit code: 0 all finished; 2 user error, 3 diverged (neither is restarted); 75 stopped
-with everything saved; 1 anything else. When one process fails, the others get --grace seconds and are then killed, and all
-restart. SIGTERM, SIGINT and SIGHUP go to all processes and end the restarts; the second of a kind kills.
+Each has CPU devices; collectives use the loopback. Output lines begin with "[process] ". Exit code:
+0 all finished; 2 user error, 3 diverged (neither is restarted); 75 stopped with everything saved; 1
+anything else. When one process fails, the others get --grace seconds and are then killed, and all
+restart. SIGTERM, SIGINT and SIGHUP go to all processes and end the restarts; the second of a kind
+kills.
 """
 
 import argparse
@@ -51,7 +53,11 @@ class Pod(Children):
             signal_group(process.pid, number)
 
     def run(self, n: int, command: list[str], saved: Path) -> list[int]:
-        """Runs n processes to their end; returns their exit codes, 128 + number after a signal. saved: see PROGRESS."""
+        """Run n processes to their end and return their exit codes, 128 + number after a signal.
+
+        Args:
+          saved: file that a process creates as `PROGRESS` describes.
+        """
         codes, printers, deadline, port = [], [], None, free_port()
         pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for i in range(n):
@@ -89,7 +95,7 @@ class Pod(Children):
 
 
 def print_lines(i: int, stream, out) -> None:
-    """Prints a process's lines with its number, without the connection messages of Gloo."""
+    """Print a process's lines with its number, without the connection messages of Gloo."""
     for line in stream:
         if not line.startswith(b"[Gloo] Rank "):
             with contextlib.suppress(OSError):  # the reader of the output has exited
@@ -98,7 +104,7 @@ def print_lines(i: int, stream, out) -> None:
 
 
 def environment(i: int, n: int, port: int) -> dict[str, str]:
-    """The variables by which process i of n joins the others."""
+    """Return the environment variables with which process i of n joins the others."""
     no_proxy = ",".join(filter(None, [os.environ.get("no_proxy"), "127.0.0.1,localhost"]))
     address = {
         "T2T_NUM_PROCESSES": str(n),
@@ -110,7 +116,7 @@ def environment(i: int, n: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port below those that the kernel assigns to outgoing connections."""
+    """Return a port below the ones that the kernel assigns to outgoing connections."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -119,7 +125,7 @@ def free_port() -> int:
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The flags, and the command after `--`."""
+    """Return the flags, and the command after `--`."""
     usage = (
         "launch/local_pod.sh N [--restarts=R] [--restart-with=M] [--grace=S] [--dry-run] --"
         " COMMAND..."

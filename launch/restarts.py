@@ -1,11 +1,15 @@
-"""Run a command and decide whether it starts again: exit codes, progress, and the number of restarts.
+"""Run a command and decide whether it starts again: exit codes, progress, number of restarts.
 
-    restarts.py retry [--restarts=R] [--delay=S] [--exit-file=FILE] -- COMMAND...   one host: launch/retry.sh
-    restarts.py slurm COMMAND...      the tasks of a SLURM job: launch/slurm.sbatch
-    restarts.py task FOLDER COMMAND...  one of these tasks: its exit code becomes a file in FOLDER
-    restarts.py judge STATE...        prints `wait`, `start` or the exit code of a TPU slice whose hosts have these states
+    restarts.py retry [--restarts=R] [--delay=S] [--exit-file=FILE] -- COMMAND...
+        one host: launch/retry.sh
+    restarts.py slurm COMMAND...
+        the tasks of a SLURM job: launch/slurm.sbatch
+    restarts.py task FOLDER COMMAND...
+        one of these tasks: its exit code becomes a file in FOLDER
+    restarts.py judge STATE...
+        prints `wait`, `start` or the exit code of a TPU slice whose hosts have these states
 
-The rules are those of launch/README.md. Nothing here knows about the model.
+launch/README.md has the rules. They know nothing about the model.
 """
 
 import argparse
@@ -23,7 +27,10 @@ OK, FAILURE, USER_ERROR, DIVERGED, STOPPED = 0, 1, 2, 3, 75
 CANNOT_START = (126, 127)  # a shell's exit codes for a command that it cannot start
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PROGRESS = "T2T_PROGRESS"
-"""Names a file in the environment of a command, which creates it when it has saved something that a restart goes on from."""
+"""Environment variable of a command: the file that it creates to report progress.
+
+The command creates the file when it has saved something that a restart goes on from.
+"""
 
 
 def outcome(codes):
@@ -66,7 +73,8 @@ def judge(states):
     """Decide about a TPU slice.
 
     Args:
-      states: of each host `running`, an exit code, or another word if the command has to be started there.
+        states: `running`, an exit code, or another word where the command has to be started, by
+        host.
 
     Returns:
       `wait`; `start`, on the hosts where nothing runs; or the exit code of the command.
@@ -81,9 +89,9 @@ def judge(states):
 
 
 def start_guard():
-    """Fork a process that kills the process groups written to the returned file once this one is gone, even after kill -9.
+    """Fork a process that kills process groups once this process is gone, even after kill -9.
 
-    An empty line clears the list.
+    It reads the groups from the returned file. An empty line clears the list.
     """
     reader, writer = os.pipe()
     if os.fork():
@@ -92,11 +100,8 @@ def start_guard():
     os.close(writer)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    for descriptor in (
-        0,
-        1,
-        2,
-    ):  # the launcher's output should not stay open because of this process
+    # The launcher's output should not stay open because of this process.
+    for descriptor in (0, 1, 2):
         os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
     groups = []
     for line in os.fdopen(reader):
@@ -107,9 +112,10 @@ def start_guard():
 
 
 class Children:
-    """Start processes, each in a session of its own, and forward SIGTERM, SIGINT and SIGHUP to them.
+    """Start processes, each in a session of its own, and forward signals to them.
 
-    They end when this process is killed. A SIGHUP that was ignored from the start, as by nohup, stays ignored.
+    SIGTERM, SIGINT and SIGHUP are forwarded. The processes end when this one is killed. A SIGHUP
+    that was ignored from the start, as by nohup, stays ignored.
     """
 
     def __init__(self):
@@ -141,7 +147,10 @@ class Children:
         return process
 
     def end(self, name):
-        """Forget a process that has ended, kill the children that it left behind, and return its exit code."""
+        """Return the exit code of a process that has ended.
+
+        The process is forgotten, and the children that it left behind are killed.
+        """
         process = self.running.pop(name)
         signal_group(process.pid, signal.SIGKILL)
         if not self.running:
@@ -174,7 +183,10 @@ def take(path):
 
 
 def retry(command, limit, delay, exit_file=None):
-    """Run a command until it has finished, a restart would not help, or a signal came. Return its last exit code."""
+    """Run a command again and again, and return its last exit code.
+
+    It ends when the command has finished, when a restart would not help, and on a signal.
+    """
     children, restarts = Children(), Restarts(limit)
     with tempfile.TemporaryDirectory(prefix="t2t_restarts.") as folder:
         saved = Path(folder, "saved")
@@ -203,7 +215,10 @@ def retry(command, limit, delay, exit_file=None):
 
 
 def task(folder, command):
-    """Run a task of a SLURM job, and write its exit code. SLURM signals the command too, so that nothing is forwarded."""
+    """Run a task of a SLURM job, and write its exit code.
+
+    SLURM signals the command too, so that nothing is forwarded.
+    """
     for number in SIGNALS:
         signal.signal(number, lambda *_: None)  # not ignored: the command would inherit that
     try:
@@ -218,16 +233,15 @@ def task(folder, command):
 
 
 def slurm(command, *, patience=6, pause=10.0):
-    """Run the tasks of a SLURM job, and requeue the job if they have to start again. Return the job's exit code.
+    """Run the tasks of a SLURM job, requeue it if they must start again, and return its exit code.
 
     Args:
-      patience: how often SLURM is asked for the state of the job, or to requeue it, while it cannot be reached.
+      patience: how often an unreachable SLURM is asked for the state of the job, or to requeue it.
       pause: seconds between two questions.
     """
     job, start = os.environ["SLURM_JOB_ID"], int(os.environ.get("SLURM_RESTART_COUNT") or 0) + 1
-    if index := os.environ.get(
-        "SLURM_ARRAY_TASK_ID"
-    ):  # the number of one job of an array means all of them
+    # The number of one job of an array means all of them.
+    if index := os.environ.get("SLURM_ARRAY_TASK_ID"):
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{index}"
     folder = Path(f".t2t_restarts.{job}").absolute()  # all tasks and starts of the job share it
     used, saved = folder / "used", folder / "saved"
@@ -237,9 +251,8 @@ def slurm(command, *, patience=6, pause=10.0):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(exist_ok=True)
     for number in SIGNALS:
-        signal.signal(
-            number, lambda *_: None
-        )  # a requeue signals this process too, which has to read the tasks' codes
+        # A requeue signals this process too, which has to read the tasks' codes.
+        signal.signal(number, lambda *_: None)
     wrapper = [sys.executable, str(Path(__file__).absolute()), "task", str(folder)]
     environment = os.environ | {PROGRESS: str(saved)}
     srun = subprocess.Popen(

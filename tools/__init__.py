@@ -1,1 +1,1 @@
-"""Programs for maintainers: what is generated and committed is made here."""
+"""Programs for maintainers, which make the generated files that are committed."""

@@ -1,6 +1,6 @@
-"""Prints the test files of what is not committed: `python -m tools.changed_tests`.
+"""Print the test files of uncommitted changes: `python -m tools.changed_tests`.
 
-A changed `t2t_flax/training/loop.py` has `tests/training/test_loop*.py`; a changed test file has itself.
+`t2t_flax/training/loop.py` has `tests/training/test_loop*.py`; a changed test file has itself.
 """
 
 import subprocess

@@ -1,11 +1,14 @@
 """Delete or negate statements of the core, one at a time, and report which ones the tests miss.
 
-    python -m tools.mutants --commit=HEAD --also-in=97628c9 --output=mutants.json
-    python -m tools.mutants --commit=97628c9 --only=mutants.json    # those that the first call missed
+python -m tools.mutants --commit=HEAD --also-in=97628c9 --output=mutants.json
+    python -m tools.mutants --commit=97628c9 --only=mutants.json    # mutants that the first
+    call missed
 
-A seed orders the statements that stand in all named commits, so that two commits are tested with the
-same mutants. The tests of the statement's package run first, for all mutants; the rest of the default
-suite runs for those that they miss.
+A seed orders the statements that stand in all named commits, so that two commits are tested
+with
+the same mutants. The tests of the statement's package run first, for all mutants; the rest of
+the
+default suite runs for those that they miss.
 """
 
 import argparse
@@ -24,7 +27,7 @@ from pathlib import Path
 
 PACKAGE = "t2t_flax"
 DELETED = (ast.Expr, ast.AugAssign, ast.Raise, ast.Continue, ast.Break, ast.Return)
-"""Kinds of statements that are deleted. Deleting the assignment of a name mostly ends in a NameError."""
+"""Kinds of deleted statements. Deleting the assignment of a name mostly ends in a NameError."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Mutant:
     kind: str
 
     def order(self, seed: int) -> str:
-        """Return the key by which a seed orders mutants."""
+        """Return the sort key for a seed."""
         words = (str(seed), self.path, self.scope, self.code, self.kind)
         return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
@@ -66,7 +69,7 @@ def statements(path: str, text: str) -> Iterator[tuple[Mutant, ast.AST]]:
 
 
 def is_result(function: ast.AST, node: ast.AST) -> bool:
-    """Return whether a statement is the last `return` of a function, whose absence every caller notices."""
+    """Return whether a statement is a function's last `return`, whose absence callers notice."""
     return isinstance(node, ast.Return) and node is function.body[-1]  # type: ignore[attr-defined]
 
 
@@ -75,8 +78,9 @@ def is_deleted(node: ast.AST) -> bool:
     if isinstance(node, ast.Expr):
         return not isinstance(node.value, ast.Constant)
     if isinstance(node, ast.Assign):
-        return not any(isinstance(part, ast.Name) for target in node.targets for part in ast.walk(target)
-                       if isinstance(getattr(part, "ctx", None), ast.Store))  # fmt: skip
+        parts = [part for target in node.targets for part in ast.walk(target)]
+        stored = [part for part in parts if isinstance(getattr(part, "ctx", None), ast.Store)]
+        return not any(isinstance(part, ast.Name) for part in stored)
     return isinstance(node, DELETED)
 
 

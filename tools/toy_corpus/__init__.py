@@ -1,1 +1,1 @@
-"""The generator of the built-in English-German corpus; its output is part of the package (t2t_flax/data/sources)."""
+"""Generator of the built-in English-German corpus; writes the files in t2t_flax/data/sources."""

@@ -1,9 +1,10 @@
-"""Writes the built-in corpus: the files that the package ships, or a larger corpus of the same language.
+"""Write the built-in corpus: the files that the package ships, or a larger corpus like it.
 
-    python -m tools.toy_corpus                              # t2t_flax/data/sources/toy_en_de.*.tsv.xz
+    python -m tools.toy_corpus                            # t2t_flax/data/sources/toy_en_de.*.tsv.xz
     python -m tools.toy_corpus --split=train --count=1000000 --seed=1 --output=large.tsv
 
-The shipped files were made with babel 2.18.0 and num2words 0.5.14; other versions may write some numbers differently.
+The shipped files were made with babel 2.18.0 and num2words 0.5.14; other versions may write some
+numbers differently.
 """
 
 import argparse

@@ -2,9 +2,11 @@
 
     python -m tools.toy_corpus.alignments --split=test --count=500 > test.gold
 
-A sentence is a template with a part for each parameter. The words that change whenever one part is replaced, and the others stay,
-express that part in both languages, so they are aligned: surely where it is one word on each side, possibly where it is several.
-Words that no part alone changes (articles, auxiliaries, prepositions) may be aligned with each other, but with no other word.
+A sentence is a template with a part for each parameter. Replacing one part changes some words
+always and others never. The words that always change express that part in both languages, so they
+are aligned: surely where it is one word on each side, possibly where it is several. Words that no
+part alone changes (articles, auxiliaries, prepositions) may be aligned with each other, but with no
+other word.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ VARIANTS = 24
 
 
 def gold(split: str, index: int, *, seed: int = 0) -> str:
-    """The alignment of a pair of `corpus.pair`: sure links as 0-0, possible ones as 0p1; words are what spaces divide."""
+    """Return the alignment of a pair of `corpus.pair`: sure links as 0-0, possible ones as 0p1.
+
+    Spaces divide words.
+    """
     english, german = corpus.pair(split, index, seed=seed)
     blocks = [block for block in _blocks(split, index, seed, english, german) if all(block)]
     sure = {(*en, *de) for en, de in blocks if len(en) == len(de) == 1}
@@ -39,7 +44,7 @@ def gold(split: str, index: int, *, seed: int = 0) -> str:
 def _blocks(
     split: str, index: int, seed: int, english: str, german: str
 ) -> list[tuple[set[int], set[int]]]:
-    """For each part of the sentence, (English words, German words) that every other value of it changes."""
+    """Return (English words, German words) that every other value of a part changes, by part."""
     for attempt in itertools.count():
         below = corpus.stream(seed, split, index, attempt)
         module = everyday_draws if below(100) < corpus.EVERYDAY_PERCENT else draws

@@ -1,7 +1,8 @@
 """Pairs of an English-German corpus: a pure function of (split, index, seed), in any number.
 
-Each English sentence has exactly one translation. Words are drawn with splitmix64, the same on every Python version. A
-hash of the English sentence alone decides to which split it belongs, so no sentence is in two splits, whatever the seeds.
+Each English sentence has exactly one translation. Words are drawn with splitmix64, the same on
+every Python version. A hash of the English sentence alone decides to which split it belongs, so no
+sentence is in two splits, whatever the seeds.
 """
 
 from __future__ import annotations
@@ -19,15 +20,19 @@ VERSION = 2
 
 SPLITS = ("train", "valid", "test")
 EVERYDAY_PERCENT = 55
-"""Short everyday sentences in a hundred pairs; the others have numbers, clauses and long-distance word order."""
+"""Percentage of short everyday sentences.
+
+The others have numbers, clauses and long-distance word order.
+"""
 _TWENTIETHS = ("valid", "test") + ("train",) * 18
 _MASK = (1 << 64) - 1
 
 
 def pair(split: str, index: int, *, seed: int = 0) -> tuple[str, str]:
-    """The `index`-th (English, German) pair of `split`: the first candidate whose content assigns it to the split.
+    """Return the `index`-th (English, German) pair of `split`.
 
-    Raises `UserError` for an unknown split, `ValueError` for a negative index.
+    It is the first candidate whose content assigns it to the split. Raises `UserError` for an
+    unknown split, `ValueError` for a negative index.
     """
     _check(split)
     if index < 0:
@@ -48,7 +53,10 @@ def draw(below: Callable[[int], int]) -> tuple[str, str]:
 
 
 def split_of(english: str) -> str:
-    """The split of a sentence: 90 % train, 5 % valid, 5 % test; fixed phrases, such as greetings, are in train."""
+    """Return the split of a sentence: 90 % train, 5 % valid, 5 % test.
+
+    Fixed phrases, such as greetings, are in train.
+    """
     if english in FIXED:
         return "train"
     digest = hashlib.blake2b(english.encode(), digest_size=8).digest()
@@ -61,7 +69,10 @@ def _check(split: str) -> None:
 
 
 def stream(seed: int, split: str, *key: int) -> Callable[[int], int]:
-    """A function below(n) that returns the next integer in [0, n): splitmix64 (Steele, Lea, Flood 2014)."""
+    """Return a function below(n) that draws integers in [0, n).
+
+    The generator is splitmix64 (Steele, Lea, Flood 2014).
+    """
     state = 0
 
     def below(n: int) -> int:

@@ -1,4 +1,4 @@
-"""How the built-in corpus draws: a domain for each parameter of the sentence templates, and one drawn pair."""
+"""Draw pairs of the built-in corpus: a domain for each parameter of the sentence templates."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ def within(en: str, de: str, *inner: Domain) -> Domain:
 
 
 def _whole(below: Below, most: int) -> int:
-    """2 .. 10**most - 1, each length equally likely, without ...01: its German form before a noun is not settled."""
+    """Draw from 2 .. 10**most - 1, each length equally likely.
+
+    Numbers that end in 01 are left out: their German form before a noun is not settled.
+    """
     number = 2 + below(10 ** (1 + below(most)) - 2)
     return number + 1 if number % 100 == 1 else number
 
@@ -132,7 +135,7 @@ def _doing_to_things(below: Below, plain: bool) -> Event:
 
 
 def _event(plain: bool) -> Domain:
-    """What a subject does; a plain event counts nothing, so that it can be negated."""
+    """Draw a subject's deed; a plain event counts nothing, so that it can be negated."""
 
     def event(below: Below) -> Event:
         kind = below(10)
@@ -183,7 +186,8 @@ on_a_day, in_a_month = within("on {}", "am {}", weekday), within("in {}", "im {}
 at_an_hour = within("on {} at {}", "am {} um {} Uhr", weekday, hour)
 
 DOMAINS: dict[str, Domain] = {
-    "name": name, "owner": owner, "relative": relative, "person": person, "thing": thing, "place": place, "city": city,
+    "name": name, "owner": owner, "relative": relative, "person": person, "thing": thing,
+    "place": place, "city": city,
     "who": mixed(
         any_of(grammar.PRONOUNS), any_of(grammar.PRONOUNS), lambda b: grammar.named(name(b)),
         lambda b: grammar.named(name(b)), lambda b: grammar.kin(owner(b), relative(b)),
@@ -191,18 +195,21 @@ DOMAINS: dict[str, Domain] = {
     ),
     "deed": _event(plain=False), "plain": _event(plain=True), "gift": _gift,
     "handle": handle, "ride": ride, "travel": any_of(lexicon.JOURNEY), "rest": rest,
-    "indoors": any_of([lexicon.STAY[en] for en in ("work", "sleep", "wait", "sing", "laugh", "play")]),
+    "indoors": any_of([lexicon.STAY[en] for en in "work sleep wait sing laugh play".split()]),
     "vehicle": vehicle,
     "mind": any_of(lexicon.MIND), "intent": any_of(lexicon.INTEND), "state": any_of(lexicon.STATES),
-    "how": any_of(grammar.MODALS), "may": any_of([grammar.MODALS[en] for en in ("can", "must", "should", "may")]),
+    "how": any_of(grammar.MODALS),
+    "may": any_of([grammar.MODALS[en] for en in ("can", "must", "should", "may")]),
     "joint": any_of(tuple(sentences.JOINTS)), "question": any_of(tuple(sentences.QUESTIONS)),
     "adjective": any_adjective, "color": any_of([lexicon.ADJECTIVES[en] for en in lexicon.COLORS]),
     "trait": any_of([a for en, a in lexicon.ADJECTIVES.items() if en not in lexicon.COLORS]),
     "today": mixed(
-        any_of(lexicon.NOW), any_of(lexicon.NOW), within("every {}", "jeden {}", weekday), on_a_day, at_an_hour
+        any_of(lexicon.NOW), any_of(lexicon.NOW), within("every {}", "jeden {}", weekday), on_a_day,
+        at_an_hour
     ),
     "then": mixed(
-        any_of(lexicon.PAST), any_of(lexicon.PAST), within("{} {} ago", "vor {} {}", some, periods), _year,
+        any_of(lexicon.PAST), any_of(lexicon.PAST), within("{} {} ago", "vor {} {}", some, periods),
+        _year,
         on_a_day, in_a_month, at_an_hour, within("on {}", "am {}", _day(1950, 2025)),
     ),
     "later": mixed(
@@ -211,11 +218,14 @@ DOMAINS: dict[str, Domain] = {
     ),
     "side": any_of(lexicon.SIDES), "job": any_of(tuple(lexicon.TRADES)), "period": period,
     "number": _number, "years": _words(2, 100), "minutes": lambda b: numbers.words(_whole(b, 3)),
-    "amount": lambda b: 1 + b(999), "operator": any_of(tuple(facts.OPERATORS)), "large": lambda b: 100 + b(9900),
+    "amount": lambda b: 1 + b(999), "operator": any_of(tuple(facts.OPERATORS)),
+    "large": lambda b: 100 + b(9900),
     "rank": lambda b: numbers.ordinal(2 + b(198)), "jubilee": lambda b: numbers.ordinal(2 + b(98)),
     "text": any_of(lexicon.TEXTS), "year_words": _words(1800, 2025, "year"),
-    "show": any_of(lexicon.SHOWS), "carrier": any_of(lexicon.CARRIERS), "weekday": weekday, "month": month, "hour": hour,
-    "morning": _hour(6, 12), "evening": _hour(16, 24), "day": _day(1920, 2030), "full_day": _day(1920, 2030, "full"),
+    "show": any_of(lexicon.SHOWS), "carrier": any_of(lexicon.CARRIERS), "weekday": weekday,
+    "month": month, "hour": hour,
+    "morning": _hour(6, 12), "evening": _hour(16, 24), "day": _day(1920, 2030),
+    "full_day": _day(1920, 2030, "full"),
     "price": _price, "worth": any_of({"cheaper": "billiger", "more expensive": "teurer"}),
     "way": _measure("length-kilometer", 100, 20000), "mass": _measure("mass-kilogram", 2, 400),
     "length": _measure("length-meter", 2, 100), "dimension": any_of(lexicon.DIMENSIONS),

@@ -1,7 +1,8 @@
-"""Short everyday sentences of the built-in corpus: what somebody who tries a model types first.
+"""Short everyday sentences of the built-in corpus: the first that somebody types to try a model.
 
-Each public function is a template as in sentences; `everyday_draws` has the domains of its parameters and its
-weight. One template makes the statement, its denial and its question, in several tenses.
+Each public function is a template as in sentences; `everyday_draws` has the domains of its
+parameters and its weight. One template makes the statement, its denial and its question, in several
+tenses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Noun phrases and clauses of everyday sentences: what grammar has, in any tense, affirmed, denied or asked."""
+"""Noun phrases and clauses of everyday sentences, in any tense, affirmed, denied or asked."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ class Moment(NamedTuple):
 
 
 class Thing(NamedTuple):
-    """A noun phrase in the cases it is used in; `no` is it under negation in nominative and accusative, or empty."""
+    """A noun phrase in the cases it is used in.
+
+    `no` is the phrase under negation in nominative and accusative, or empty.
+    """
 
     en: str
     nominative: str
@@ -105,7 +108,10 @@ def affects(verb: Verb, thing: Thing) -> Event:
 
 
 def clause(who: Subject, deed: Event, moment: Moment, form: str = SAY) -> Clause:
-    """Any tense and form. "I read" could be both present and past: verbs like it stay in the present."""
+    """Return a clause in any tense and form.
+
+    "I read" could be both present and past: verbs like it stay in the present.
+    """
     negated, ask = form == DENY and bool(deed.negated), form == ASK
     if moment.tense == "future":
         return modal(WILL, who, deed, moment.time, negated, ask)
@@ -122,20 +128,25 @@ def spoken(clause: Clause, form: str) -> tuple[str, str]:
 
 
 def often(verb: Verb, adverb: Phrase) -> Verb:
-    """The verb with an English adverb before it, never sleeps; in German the adverb is the clause's time."""
+    """Put an English adverb before the verb, never sleeps; the German one is the clause's time."""
     en, en3, past_en = (f"{adverb.en} {form}" for form in (verb.en, verb.en3, verb.past_en))
     return verb._replace(en=en, en3=en3, past_en=past_en)
 
 
 _CONTRACTIONS = (
-    (r"\b(is|are|was|were|do|does|did|should|would) not\b", r"\1n't"), (r"\bcannot\b", "can't"), (r"\bwill not\b", "won't"),
-    (r"^I am (?!not$)", "I'm "), (r"^(You|We|They) are ", r"\1're "), (r"^(He|She|It|That) is ", r"\1's "),
-    (r"^(I|You|He|She|It|We|They) will ", r"\1'll "), (r"^(I|You|He|She|We|They) would ", r"\1'd "),
-)  # fmt: skip
+    (r"\b(is|are|was|were|do|does|did|should|would) not\b", r"\1n't"),
+    (r"\bcannot\b", "can't"),
+    (r"\bwill not\b", "won't"),
+    (r"^I am (?!not$)", "I'm "),
+    (r"^(You|We|They) are ", r"\1're "),
+    (r"^(He|She|It|That) is ", r"\1's "),
+    (r"^(I|You|He|She|It|We|They) will ", r"\1'll "),
+    (r"^(I|You|He|She|We|They) would ", r"\1'd "),
+)
 
 
 def contracted(english: str) -> str:
-    """The sentence as it is spoken: it's late, I don't sleep."""
+    """Return the spoken form of a sentence: it's late, I don't sleep."""
     for long, short in _CONTRACTIONS:
         english = re.sub(long, short, english)
     return english

@@ -106,9 +106,9 @@ def human(below: Below) -> Thing:
 
 
 def companion(below: Below) -> Thing:
-    """A person of whom one asks how they are: he, Anna, my brother."""
-    asked_of = human(below)
-    return asked_of if asked_of.en != "it" else one("my", relative(below))
+    """Draw a person whose health one asks about: he, Anna, my brother."""
+    whom = human(below)
+    return whom if whom.en != "it" else one("my", relative(below))
 
 
 def worker(below: Below) -> tuple[Subject, int]:
@@ -134,7 +134,7 @@ mass_noun = any_of(everyday.DRINKS | everyday.FARE)
 
 
 def item(below: Below) -> Thing:
-    """What something is said of."""
+    """Draw the subject of a statement."""
     kind = below(20)
     if kind < 2:
         return one("the", any_of(everyday.UNIQUE)(below))
@@ -182,8 +182,10 @@ def deal(below: Below) -> Event:
     if kind < 16:
         return affects(any_of(everyday.DRINK)(below), stuff(below, any_of(everyday.DRINKS)))
     verbs, nouns = (
-        (everyday.READ, everyday.READABLE), (everyday.WEAR, everyday.CLOTHES), (everyday.OPEN, everyday.OPENED),
-    )[below(3)]  # fmt: skip
+        (everyday.READ, everyday.READABLE),
+        (everyday.WEAR, everyday.CLOTHES),
+        (everyday.OPEN, everyday.OPENED),
+    )[below(3)]
     return affects(any_of(verbs)(below), object_of(any_of(nouns)(below), below))
 
 
@@ -317,7 +319,7 @@ def piece(below: Below) -> Thing:
 
 
 def whither(below: Below) -> Phrase:
-    """What follows an object: in the garden, for my mother."""
+    """Draw a phrase after an object: in the garden, for my mother."""
     if below(2):
         return place(below).at
     whom = human(below)

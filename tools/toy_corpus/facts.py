@@ -1,4 +1,7 @@
-"""Sentence templates with figures: numbers in words, prices, measures, dates and times. Rules as in sentences."""
+"""Sentence templates with figures: numbers in words, prices, measures, dates and times.
+
+Rules as in sentences.
+"""
 
 from __future__ import annotations
 

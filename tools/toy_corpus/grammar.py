@@ -1,7 +1,7 @@
-"""Subjects, events and clauses of the built-in corpus: English sentences and German ones in their own word order.
+"""Subjects, events and clauses of the built-in corpus, each language in its own word order.
 
-A German clause keeps its five parts apart (subject, finite verb, middle field, tail, verb cluster), so that one clause
-can stand verb second, verb first or verb last.
+A German clause keeps its five parts apart (subject, finite verb, middle field, tail, verb cluster),
+so that one clause can stand verb second, verb first or verb last.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class Subject(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A verb with its complements; `negated` are the German ones with kein or nicht ("" where the corpus has none)."""
+    """A verb with its complements.
+
+    `negated` are the German ones with kein or nicht ("" where the corpus has none).
+    """
 
     verb: Verb
     en: str
@@ -54,7 +57,11 @@ class Modal(NamedTuple):
 
 
 class Clause(NamedTuple):
-    """`tail` closes a main clause (prefix, participle, infinitive); `cluster` is the verb of a subordinate clause."""
+    """The parts of a clause.
+
+    `tail` closes a main clause (prefix, participle, infinitive); `cluster` is the verb of a
+    subordinate clause.
+    """
 
     en: str
     subject: str
@@ -77,7 +84,8 @@ class Clause(NamedTuple):
 
 
 PRONOUNS = {en: Subject(en, de, person) for en, de, person in (
-    ("I", "ich", ICH), ("you", "du", DU), ("he", "er", ER), ("she", "sie", ER), ("we", "wir", WIR), ("they", "sie", WIR)
+    ("I", "ich", ICH), ("you", "du", DU), ("he", "er", ER), ("she", "sie", ER), ("we", "wir", WIR),
+    ("they", "sie", WIR)
 )}  # fmt: skip
 MODALS = {
     "can": Modal("can", "can", ("kann", "kannst", "kann", "können")),
@@ -152,7 +160,10 @@ def act(
     adjective: Adjective | None = None,
     case: int = ACCUSATIVE,
 ) -> Event:
-    """`verb` with one object in `case`; `determiner` is "a", "the", "this" or a possessive such as "my"."""
+    """Return `verb` with one object in `case`.
+
+    `determiner` is "a", "the", "this" or a possessive such as "my".
+    """
     described = spaced(adjective.en if adjective else "", noun.en)
     if determiner == "a":
         positive, negative = (noun_phrase(word, noun, case, adjective) for word in ("ein", "kein"))
@@ -229,7 +240,10 @@ def present(
     ask: bool = False,
     progressive: bool = False,
 ) -> Clause:
-    """The present tense; `ask` gives the English question with do. The English progressive has no German form."""
+    """Return a clause in the present tense; `ask` gives the English question with do.
+
+    The English progressive has no German form.
+    """
     verb, third = event.verb, who.person == ER
     if progressive:
         en = spaced(_asked_or_not(BE[who.person][0], who, negated, ask), verb.ing)
@@ -262,7 +276,10 @@ def modal(
     negated: bool = False,
     ask: bool = False,
 ) -> Clause:
-    """A modal verb or the future (`WILL`) with an infinitive at the end; want to and have to ask and deny with do."""
+    """Return a clause with a modal verb or the future (`WILL`) and an infinitive at the end.
+
+    want to and have to ask and deny with do.
+    """
     helper, _, rest = how.en.partition(" ")
     if helper in ("want", "have"):
         helper, rest = ("does" if who.person == ER else "do"), how.en
@@ -288,7 +305,10 @@ def copula(
     ask: bool = False,
     denied: str = "",
 ) -> Clause:
-    """A form of be, sein; `tense` is present, past or future, `denied` the German for not `what` where it has kein."""
+    """Return a clause with be, sein.
+
+    `tense` is present, past or future, `denied` the German for not `what` where it has kein.
+    """
     helper = "will" if tense == "future" else BE[who.person][tense == "past"]
     be, sein = ("be", "sein") if tense == "future" else ("", "")
     en = spaced(_asked_or_not(helper, who, negated, ask), be)
@@ -298,7 +318,7 @@ def copula(
 
 
 def _asked_or_not(helper: str, who: Subject, negated: bool, ask: bool) -> str:
-    """The English helper verb before its subject (does he), after it (he does), or negated (he does not)."""
+    """Put the English helper verb before its subject (does he) or after it (he does not)."""
     return f"{helper} {who.en}" if ask else f"{who.en} {helper}{' not' if negated else ''}"
 
 

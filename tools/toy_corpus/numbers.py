@@ -1,4 +1,4 @@
-"""Numbers, prices, measures, dates and times in English and German: in words by num2words, in digits by Babel.
+"""Numbers, prices, measures, dates and times in both languages: words (num2words), digits (Babel).
 
 No-break and narrow spaces of both libraries become plain spaces.
 """
@@ -34,7 +34,10 @@ def _localised(form) -> Phrase:
 
 @lru_cache(maxsize=1 << 14)
 def words(number: int, kind: str = "cardinal") -> Phrase:
-    """`number` spelled out; kind "year" reads 1984 as nineteen eighty-four, neunzehnhundertvierundachtzig."""
+    """Spell a number.
+
+    kind "year" reads 1984 as nineteen eighty-four, neunzehnhundertvierundachtzig.
+    """
     return Phrase(num2words(number, lang="en", to=kind), num2words(number, lang="de", to=kind))
 
 

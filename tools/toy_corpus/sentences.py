@@ -1,8 +1,9 @@
 """Sentence templates without figures: word order, agreement and government.
 
-Each public function here and in facts is a template: a pure function from words and quantities to one pair. The
-name of a parameter, without a trailing digit, says from which of `draws.DOMAINS` it is drawn. A template must have
-at least 10,000 sentences, or the small held-out splits repeat themselves.
+Each public function here and in facts is a template: a pure function from words and quantities to
+one pair. The name of a parameter, without a trailing digit, says from which of `draws.DOMAINS` it
+is drawn. A template must have at least 10,000 sentences, or the small held-out splits repeat
+themselves.
 """
 
 from __future__ import annotations
@@ -206,7 +207,8 @@ def purpose(who: Subject, city: Phrase, vehicle: str, ride: Verb, deed: Event) -
     return sentence(f"{main.en} in order {aim.en}", f"{main.second()}, um {aim.de}")
 
 
-# Comparison and place: agreement of adjectives, dative against accusative after the same preposition.
+# Comparison and place: agreement of adjectives, dative against accusative after the same
+# preposition.
 def comparative(
     color: Adjective, thing: Noun, trait: Adjective, color2: Adjective, thing2: Noun
 ) -> Pair:
