@@ -31,7 +31,7 @@ from benchmarks.record import command_of, publish
 from benchmarks.traffic import commit
 from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.files import atomic_write
 
 EINSUM = {"model.attention_kernel": "einsum"}
 SMALL = {"model.num_encoder_layers": 2, "model.num_decoder_layers": 2}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.files import atomic_write
 from t2t_flax.model_forms import is_name
 from t2t_flax.process_setup import cpu_info
 

@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.close()
         return FAILURE
     except OSError as error:
-        from t2t_flax.filesystem import is_write_refused
+        from t2t_flax.files import is_write_refused
 
         if is_write_refused(error):
             print(f"t2t_flax {argv[0]}: {error}. {WRITE_HINT}", file=sys.stderr)

@@ -61,7 +61,7 @@ def train(
     """
     from etils import epath
 
-    from t2t_flax.filesystem import check_workdir
+    from t2t_flax.files import check_workdir
 
     config, workdir = resolve(config, overrides), epath.Path(workdir)
     check_workdir(workdir)
@@ -155,7 +155,7 @@ def prepare(
     from etils import epath
 
     from t2t_flax.data.dataset import check_sources, describe_train, prepare_corpus
-    from t2t_flax.filesystem import check_workdir
+    from t2t_flax.files import check_workdir
     from t2t_flax.tasks import task_of
     from t2t_flax.training.progress import bars
     from t2t_flax.training.workdir import adopt_config, check_run_folder, writing
@@ -205,7 +205,7 @@ def evaluate(
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.evaluation.sets import check_scores, evaluate_sets
-    from t2t_flax.filesystem import check_can_write
+    from t2t_flax.files import check_can_write
     from t2t_flax.model_forms import check_writable
 
     remedy = f"name {'another' if output else 'a'} folder for the records, --output=DIR"

@@ -19,7 +19,7 @@ from etils import epath
 from filelock import FileLock, Timeout
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import PARTIAL, by_storage, delete
+from t2t_flax.files import PARTIAL, delete, dispatch_by_storage
 
 log = logging.getLogger("t2t_flax")
 NAME = ".lock"
@@ -71,7 +71,7 @@ def _holder(path: Path) -> str:
     return ""
 
 
-@by_storage
+@dispatch_by_storage
 def lock_folder(folder: epath.PathLike, command: str) -> Lock:
     """Lock `folder`, which is created if missing, for writing.
 
@@ -104,12 +104,12 @@ def lock_folder(folder: epath.PathLike, command: str) -> Lock:
     raise in_use(folder, holder)
 
 
-@by_storage
+@dispatch_by_storage
 @contextlib.contextmanager
 def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -> Iterator[bool]:
     """Wait until no other thread or process is in such a block for the same path.
 
-    Removes files that killed processes left beside it (`filesystem.atomic_directory`). On a file
+    Removes files that killed processes left beside it (`files.atomic_directory`). On a file
     system without locks, and in a read-only folder, nobody waits and nothing is removed.
 
     Args:

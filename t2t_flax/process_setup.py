@@ -14,7 +14,7 @@ from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import expand_home
+from t2t_flax.files import expand_home
 
 # glibc's mallopt parameters (malloc.h).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8

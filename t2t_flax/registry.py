@@ -304,7 +304,7 @@ HOOKS = Features()
 OBJECT_STORAGE: Table[str] = Table()
 """Module for paths in object stores; at most one row.
 
-It has a function of the same name for each function with the decorator `filesystem.by_storage`.
+It has a function of the same name for each function with the decorator `files.dispatch_by_storage`.
 """
 GROUPS: Table[type] = Table()
 """Groups of config keys (`config.NAME.KEY`) that extensions declare.

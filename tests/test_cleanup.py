@@ -87,4 +87,4 @@ def test_folders_are_deleted_in_one_place():
         for path in package.rglob("*.py")
         if re.search(r"\brmtree\b|\bremovedirs\b", path.read_text())
     }
-    assert found == {"filesystem.py"}
+    assert found == {"files.py"}

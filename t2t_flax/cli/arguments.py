@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import expand_home, is_remote, is_write_refused
+from t2t_flax.files import expand_home, is_remote, is_write_refused
 from t2t_flax.model_forms import is_name
 from t2t_flax.registry import ENSEMBLES, FLAGS, LINES, MODEL_FORMS, load_extensions
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from t2t_flax.data.compression import form_of
 from t2t_flax.distributed.signals import on_stop_signals
 from t2t_flax.errors import OK, USER_ERROR, UserError
-from t2t_flax.filesystem import atomic_file
+from t2t_flax.files import atomic_file
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from t2t_flax.errors import require
-from t2t_flax.filesystem import is_transient
+from t2t_flax.files import is_transient
 
 FORMS = {
     ".gz": re.compile(rb"\x1f\x8b"),

@@ -31,7 +31,7 @@ from t2t_flax.data.token_store import TokenStore, find_store
 from t2t_flax.data.tokenizer_text import TokenizerText
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, languages_of
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import PARTIAL, check_reachable, expand_home, is_remote, list_names
+from t2t_flax.files import PARTIAL, check_reachable, expand_home, is_remote, list_names
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.registry import TOKENIZERS
 

@@ -19,7 +19,7 @@ from t2t_flax.data.compression import HEAD, form_of
 from t2t_flax.data.progress import Report, silent
 from t2t_flax.data.workers import num_cores
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_write, file_state, is_remote, read_if_exists
+from t2t_flax.files import atomic_write, file_state, is_remote, read_if_exists
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import exclusive_writer
 

@@ -26,7 +26,7 @@ from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.workers import Workers, num_cores
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_remote
+from t2t_flax.files import is_remote
 from t2t_flax.locks import exclusive_writer
 
 RECIPE_VERSION = 2

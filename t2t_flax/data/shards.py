@@ -17,7 +17,7 @@ import numpy as np
 
 from t2t_flax.data.token_store import StoreWriter, TokenStore
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import PARTIAL, delete, list_names, list_numbers
+from t2t_flax.files import PARTIAL, delete, list_names, list_numbers
 from t2t_flax.locks import exclusive_writer
 
 SHARD_CHUNKS = 50

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import file_state
+from t2t_flax.files import file_state
 
 _READ_AHEAD = 1 << 25
 """Bytes of one request to read ahead.

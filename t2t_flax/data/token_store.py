@@ -19,9 +19,9 @@ from etils import epath
 from t2t_flax.data.sources import counted
 from t2t_flax.data.stored_ids import Sentences, StoredIds, damaged
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import (
+from t2t_flax.files import (
     atomic_directory,
-    by_storage,
+    dispatch_by_storage,
     file_state,
     is_remote,
     list_names,
@@ -242,7 +242,7 @@ def _reopen(folder: Path, origin: epath.Path) -> TokenStore:
     return TokenStore(folder, meta, origin)
 
 
-@by_storage
+@dispatch_by_storage
 def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
     """Return the finished store at `folder` if it has this digest, else None.
 
@@ -256,13 +256,13 @@ def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
     )
 
 
-@by_storage
+@dispatch_by_storage
 def local_path(folder: epath.PathLike, digest: str) -> Path:
     """Return the path at which the store `folder` is written and memory-mapped."""
     return Path(folder)
 
 
-@by_storage
+@dispatch_by_storage
 def upload(folder: epath.PathLike, local: Path) -> None:
     """Copy a finished local store into its object store, if `folder` is in one."""
 

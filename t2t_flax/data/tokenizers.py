@@ -19,7 +19,7 @@ from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.data.sources import Source
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_directory, atomic_write
+from t2t_flax.files import atomic_directory, atomic_write
 from t2t_flax.json_file import half_character, parse_json
 from t2t_flax.registry import TOKENIZER_FILES, TOKENIZERS, load_extensions
 

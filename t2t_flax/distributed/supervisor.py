@@ -33,7 +33,7 @@ from t2t_flax.errors import (
     UserError,
     first_line,
 )
-from t2t_flax.filesystem import is_write_refused
+from t2t_flax.files import is_write_refused
 
 
 class StopRequested(Exception):

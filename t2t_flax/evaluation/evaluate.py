@@ -34,7 +34,7 @@ from t2t_flax.distributed.mesh import Params
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.files import atomic_write
 from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import Metric, Predictions, Task, confidence_interval, lower_is_better, task_of
 from t2t_flax.training.checksums import checksums

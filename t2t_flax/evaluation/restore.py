@@ -22,7 +22,7 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.mesh import Params
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.scoring import PairScore, score
-from t2t_flax.filesystem import check_workdir
+from t2t_flax.files import check_workdir
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.registry import DECODERS, ENSEMBLES, FLAGS, LINES

@@ -16,7 +16,7 @@ from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.evaluation.direction_table import direction_table
 from t2t_flax.evaluation.evaluate import Record, evaluate, path_of, summary
 from t2t_flax.evaluation.restore import TrainedModel, load
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.files import atomic_write
 from t2t_flax.tasks import task_of
 from t2t_flax.training.hooks import call_hooks
 from t2t_flax.training.parts import TrainingEnd

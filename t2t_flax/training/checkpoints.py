@@ -32,10 +32,10 @@ from t2t_flax.config.overrides import check_same_model, stored_config
 from t2t_flax.distributed.coordination import ProcessGroup, appears, broken_connection
 from t2t_flax.distributed.signals import report_progress
 from t2t_flax.errors import WRITE_HINT, UserError, first_line
-from t2t_flax.filesystem import (
+from t2t_flax.files import (
     atomic_write,
-    by_storage,
     delete,
+    dispatch_by_storage,
     fsync_tree,
     is_transient,
     is_write_refused,
@@ -505,7 +505,7 @@ def finished_steps(folder: epath.PathLike) -> list[int]:
     return [step for step in list_numbers(folder) if is_finished(epath.Path(folder) / str(step))]
 
 
-@by_storage
+@dispatch_by_storage
 def is_finished(checkpoint: epath.Path) -> bool:
     """Return True: a checkpoint gets its step as name only when it is finished.
 
@@ -515,7 +515,7 @@ def is_finished(checkpoint: epath.Path) -> bool:
 
 
 def _delete_patiently(folder: epath.Path, names: str) -> None:
-    """Call `filesystem.delete`, and try again for up to a minute.
+    """Call `files.delete`, and try again for up to a minute.
 
     Threads of a failed save may still write arrays.
     """
@@ -529,7 +529,7 @@ def _delete_patiently(folder: epath.Path, names: str) -> None:
             time.sleep(0.1)
 
 
-@by_storage
+@dispatch_by_storage
 def delete_checkpoint(checkpoint: epath.Path) -> None:
     """Delete a checkpoint; a kill leaves no half of it under its step."""
     half = checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}{_UNFINISHED}-deleted"))

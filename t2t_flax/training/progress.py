@@ -18,7 +18,7 @@ from etils import epath
 
 from t2t_flax.data.batching.batches import Batch
 from t2t_flax.data.progress import Report
-from t2t_flax.filesystem import atomic_write, by_storage
+from t2t_flax.files import atomic_write, dispatch_by_storage
 
 
 class Progress:
@@ -285,7 +285,7 @@ class GrowingFiles:
         """Nothing to flush."""
 
 
-@by_storage
+@dispatch_by_storage
 def open_growing_files(workdir: epath.Path) -> GrowingFiles:
     """Return the place where files of a workdir can grow, in its folder `local`."""
     return GrowingFiles(workdir)

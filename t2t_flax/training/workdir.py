@@ -30,7 +30,7 @@ from t2t_flax.config.overrides import check_combinations
 from t2t_flax.config.schema import Optimizer
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import NonFiniteUpdate, UserError
-from t2t_flax.filesystem import PARTIAL, atomic_write, delete, list_names, read_if_exists
+from t2t_flax.files import PARTIAL, atomic_write, delete, list_names, read_if_exists
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import lock_folder

@@ -17,7 +17,7 @@ from t2t_flax.data.sources import toy
 from t2t_flax.data.token_store import VERIFIED
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_file
+from t2t_flax.files import atomic_file
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.tasks import task_of
 

@@ -14,7 +14,7 @@ from helpers.writer_processes import remove_locks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2t_flax import filesystem
+from t2t_flax import files
 from t2t_flax.config import Data
 from t2t_flax.data import preprocess, shards
 from t2t_flax.data.preprocess import PairFilter, Policies, prepare_split
@@ -103,7 +103,7 @@ def test_stopped_preparation_ends_with_the_bytes_of_one_that_was_not(
     policies = Policies(100, "drop", "drop", filters=(Repeated(),) if filtered else ())
     folder = tmp_path_factory.mktemp("stores")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filesystem, "fsync_file", lambda path: None)  # it takes most of the time
+        patch.setattr(files, "fsync_file", lambda path: None)  # it takes most of the time
         patch.setattr(preprocess, "CHUNK_PAIRS", chunk)
         patch.setattr(shards, "SHARD_CHUNKS", chunks)
         for stop_at in stops:

@@ -18,7 +18,7 @@ from helpers.writer_processes import (
     write_and_wait,
 )
 
-from t2t_flax import filesystem
+from t2t_flax import files
 from t2t_flax.config import Data
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.token_store import VERIFIED, StoreWriter, TokenStore
@@ -124,7 +124,7 @@ def test_files_are_synced_before_the_store_is_renamed(tmp_path, monkeypatch):
     synced, folder = [], tmp_path / "s"
     for name in ("fsync_file", "fsync_folder"):
         monkeypatch.setattr(
-            filesystem, name, lambda path: synced.append((Path(path).name, folder.exists()))
+            files, name, lambda path: synced.append((Path(path).name, folder.exists()))
         )
     write(folder, digest="a")
     *before, (last, existed) = synced

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 
 from t2t_flax.data.sources import toy
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.files import atomic_write
 from tools.toy_corpus.corpus import SPLITS, VERSION, pairs
 from tools.toy_corpus.numbers import versions
 

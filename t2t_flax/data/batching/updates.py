@@ -20,7 +20,7 @@ from t2t_flax.data.batching.windows import EpochWindows, Windows, windows_in
 from t2t_flax.data.stored_ids import joined
 from t2t_flax.data.workers import Workers
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.files import atomic_write
 from t2t_flax.json_file import parse_json
 
 _KEPT_EVERY = 16

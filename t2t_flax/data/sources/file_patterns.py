@@ -16,7 +16,7 @@ from etils import epath
 from t2t_flax.data.sources import Context, Source, sha256_of, total
 from t2t_flax.data.sources.files import check_rereadable, existing_file, path_of, relative_to
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import list_names
+from t2t_flax.files import list_names
 
 log = logging.getLogger("t2t_flax")
 _WILDCARD = re.compile(r"\*|\?|\[!?.[^]]*\]")

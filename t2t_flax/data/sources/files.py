@@ -7,7 +7,7 @@ from etils import epath
 
 from t2t_flax.data.sources import Context
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import expand_home
+from t2t_flax.files import expand_home
 
 
 def existing_file(name: str, context: Context) -> epath.Path:

@@ -14,7 +14,7 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import open_run, stored_config
 from t2t_flax.extensions.shared.parameters_run import write_params_run
-from t2t_flax.filesystem import is_remote, refuse_existing
+from t2t_flax.files import is_remote, refuse_existing
 from t2t_flax.model_forms import check_writable, run_folder
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean
 from t2t_flax.training.parameters import parameters_of

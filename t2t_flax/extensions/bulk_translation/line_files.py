@@ -23,7 +23,7 @@ from t2t_flax.config.keys import PRINTED, TRANSLATIONS
 from t2t_flax.config.schema import keys_that_change
 from t2t_flax.errors import STOPPED, UserError
 from t2t_flax.extensions.bulk_translation.resumable_output import ResumableOutput
-from t2t_flax.filesystem import is_remote
+from t2t_flax.files import is_remote
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel

@@ -20,7 +20,7 @@ from t2t_flax.cli.arguments import check_output
 from t2t_flax.cli.lines import FAILED, Line, is_stream, to_stderr
 from t2t_flax.distributed.signals import report_progress
 from t2t_flax.errors import OK, USER_ERROR, UserError
-from t2t_flax.filesystem import (
+from t2t_flax.files import (
     PARTIAL,
     atomic_write,
     delete,

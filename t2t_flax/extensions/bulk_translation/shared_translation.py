@@ -25,7 +25,7 @@ from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.bulk_translation.line_files import output_settings
 from t2t_flax.extensions.bulk_translation.resumable_output import ResumableOutput
-from t2t_flax.filesystem import atomic_file, is_remote
+from t2t_flax.files import atomic_file, is_remote
 from t2t_flax.process_setup import prepare_process
 
 TURN = 2**14

@@ -15,7 +15,7 @@ from etils import epath
 from t2t_flax.data.sources import Row
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.extensions.corpora.columns import SCORE, Columns, Limit, value_at
-from t2t_flax.filesystem import is_transient
+from t2t_flax.files import is_transient
 
 ROWS = 10_000
 """Rows turned into Python objects at a time."""

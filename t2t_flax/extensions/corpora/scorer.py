@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.extensions.corpora.rules import Rule
-from t2t_flax.filesystem import expand_home
+from t2t_flax.files import expand_home
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import READ, TEXT, TRANSLATIONS, is_set, key
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_remote
+from t2t_flax.files import is_remote
 from t2t_flax.model_forms import is_name
 from t2t_flax.registry import ENSEMBLES, GROUPS
 

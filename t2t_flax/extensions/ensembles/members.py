@@ -10,7 +10,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import StoredRun, TrainedModel, decoding_model, open_run
 from t2t_flax.extensions.ensembles import Ensembles
 from t2t_flax.extensions.ensembles.ensemble import Ensemble
-from t2t_flax.filesystem import is_remote
+from t2t_flax.files import is_remote
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, mean
 from t2t_flax.training.precision import decoding_precision
 from t2t_flax.training.train_state import count_params

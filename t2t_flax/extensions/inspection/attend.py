@@ -11,7 +11,7 @@ from etils import epath
 
 from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError, require
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.files import atomic_write
 from t2t_flax.registry import LINES
 
 if TYPE_CHECKING:

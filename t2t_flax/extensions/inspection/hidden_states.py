@@ -14,7 +14,7 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.evaluation.scoring import PairIds, encode_pair, encode_source, pair_batches
-from t2t_flax.filesystem import atomic_file
+from t2t_flax.files import atomic_file
 from t2t_flax.models.transformer import Transformer
 
 EMBEDDINGS = "embeddings"

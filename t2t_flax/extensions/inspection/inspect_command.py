@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from t2t_flax.cli import arguments, lines
 from t2t_flax.cli.lines import Line, Note, paired
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_write, is_remote
+from t2t_flax.files import atomic_write, is_remote
 from t2t_flax.registry import LINES
 
 if TYPE_CHECKING:

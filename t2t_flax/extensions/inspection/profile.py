@@ -8,7 +8,7 @@ from etils import epath
 
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.extensions.inspection import Inspection
-from t2t_flax.filesystem import copy_file, is_remote
+from t2t_flax.files import copy_file, is_remote
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.parts import TrainingSetup, TrainProgress
 

@@ -22,7 +22,7 @@ from t2t_flax.extensions.interop.model_folder import MODEL_FILE, write_model
 from t2t_flax.extensions.interop.safetensors_file import check_representable
 from t2t_flax.extensions.shared.directions import Direction, codes_of, model_directions
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
-from t2t_flax.filesystem import atomic_directory, refuse_existing
+from t2t_flax.files import atomic_directory, refuse_existing
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.registry import STEPS
 from t2t_flax.training.parameters import parameters_of

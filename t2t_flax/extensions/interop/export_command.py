@@ -8,7 +8,7 @@ from t2t_flax.cli import arguments
 from t2t_flax.errors import OK, UserError, first_line
 from t2t_flax.extensions.interop import hub
 from t2t_flax.extensions.interop.model_card import Score, is_license, scores_of_record
-from t2t_flax.filesystem import is_remote, refuse_existing
+from t2t_flax.files import is_remote, refuse_existing
 from t2t_flax.json_file import parse_json
 
 log = logging.getLogger("t2t_flax")

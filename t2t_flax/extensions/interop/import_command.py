@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
 
     from t2t_flax import config as config_lib
     from t2t_flax.extensions.shared.directions import model_directions
-    from t2t_flax.filesystem import check_workdir, refuse_existing
+    from t2t_flax.files import check_workdir, refuse_existing
     from t2t_flax.model_forms import check_writable
     from t2t_flax.process_setup import prepare_process
 

@@ -21,7 +21,7 @@ from t2t_flax.extensions.interop.safetensors_file import (
     read_safetensors,
     write_safetensors,
 )
-from t2t_flax.filesystem import is_remote
+from t2t_flax.files import is_remote
 
 if TYPE_CHECKING:  # configs are read without JAX
     import jax

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import delete, expand_home
+from t2t_flax.files import delete, expand_home
 
 
 @dataclasses.dataclass(frozen=True)

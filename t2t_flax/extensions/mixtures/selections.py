@@ -9,7 +9,7 @@ import numpy as np
 from t2t_flax.data.hashing import bijection, key_of
 from t2t_flax.data.sources import DerivedSource, Row, Source, sha256_of
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import file_state
+from t2t_flax.files import file_state
 
 _BLOCK = 1 << 16
 _counts: dict[tuple, int] = {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from etils import epath
 
 from t2t_flax.extensions.mup.coordinates import KINDS, Changes
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.files import atomic_write
 
 _STYLE = {
     "svg.hashsalt": "mup",

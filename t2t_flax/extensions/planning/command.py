@@ -16,7 +16,7 @@ from t2t_flax.errors import UserError, install_hint
 from t2t_flax.extensions.planning import topology
 from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.extensions.shared.processes import child_environment
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.files import atomic_write
 
 COMPILES = "T2T_FLAX_PLAN_COMPILES"
 _DESCRIPTION = f"""\

@@ -16,7 +16,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.config.schema import fields
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import (
+from t2t_flax.files import (
     atomic_directory,
     atomic_write,
     is_remote,

@@ -8,7 +8,7 @@ from etils import epath
 
 from t2t_flax.extensions.scaling.intervals import Interval
 from t2t_flax.extensions.scaling.law_fit import LawFit
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.files import atomic_write
 
 _STYLE = {
     "svg.hashsalt": "scaling",

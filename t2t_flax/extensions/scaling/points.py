@@ -11,7 +11,7 @@ import numpy as np
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import list_names
+from t2t_flax.files import list_names
 from t2t_flax.training.checkpoints import finished_steps, read_meta
 from t2t_flax.training.progress import read_metrics
 

@@ -10,7 +10,7 @@ from etils import epath
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.filesystem import atomic_directory, atomic_write, refuse_existing
+from t2t_flax.files import atomic_directory, atomic_write, refuse_existing
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.parts import TrainState

@@ -20,7 +20,7 @@ from etils import epath
 
 from t2t_flax import locks
 from t2t_flax.errors import FAILURE, first_line
-from t2t_flax.filesystem import atomic_write, list_names, read_if_exists
+from t2t_flax.files import atomic_write, list_names, read_if_exists
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import NAME, in_use
 

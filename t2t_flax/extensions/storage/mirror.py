@@ -13,7 +13,7 @@ from pathlib import Path
 
 from etils import epath
 
-from t2t_flax.filesystem import atomic_write, delete
+from t2t_flax.files import atomic_write, delete
 from t2t_flax.training.progress import GrowingFiles
 
 SECONDS = 20.0

@@ -1,6 +1,6 @@
 """Objects in stores as files, through fsspec.
 
-`filesystem.by_storage` finds these functions by their names.
+`files.dispatch_by_storage` finds these functions by their names.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from t2t_flax.extensions.storage.mirror import open_growing_files as open_growin
 from t2t_flax.extensions.storage.token_stores import find_store as find_store
 from t2t_flax.extensions.storage.token_stores import local_path as local_path
 from t2t_flax.extensions.storage.token_stores import upload as upload
-from t2t_flax.filesystem import delete
+from t2t_flax.files import delete
 
 _REFUSED = ("PERMISSION_DENIED", "Forbidden")
 _TRANSIENT = (
@@ -97,7 +97,7 @@ def fsync_tree(folder: epath.PathLike) -> None:
 def file_state(path: epath.PathLike) -> list | None:
     """Return the size, and the generation of Google's store or the ETag of others.
 
-    See `filesystem`.
+    See `files`.
     """
     store, name = _store_of(path)
     about = store.info(name)
@@ -106,7 +106,7 @@ def file_state(path: epath.PathLike) -> list | None:
 
 
 def read_if_exists(path: epath.PathLike) -> str | None:
-    """See `filesystem`; it takes one request.
+    """See `files`; it takes one request.
 
     So the text is whole while another host rewrites the object.
     """
@@ -143,13 +143,13 @@ def copy_file(source: epath.PathLike, target: epath.PathLike) -> None:
 
 
 def list_names(folder: epath.PathLike) -> list[str]:
-    """See `filesystem`."""
+    """See `files`."""
     folder = epath.Path(folder)
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
 def replace_folder(new: epath.Path, path: epath.Path, replace: bool) -> None:
-    """See `filesystem`, but not atomic."""
+    """See `files`, but not atomic."""
     if path.exists() and not replace:
         raise UserError(f"{path} already exists: name a new folder.")
     delete(path.parent, re.escape(path.name))

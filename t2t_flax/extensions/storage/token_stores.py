@@ -14,7 +14,7 @@ from etils import epath
 
 from t2t_flax.data.token_store import TokenStore, files_of, matches, read_meta
 from t2t_flax.errors import UserError, first_line
-from t2t_flax.filesystem import atomic_directory, atomic_write, copy_file, delete, expand_home
+from t2t_flax.files import atomic_directory, atomic_write, copy_file, delete, expand_home
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import exclusive_writer
 

@@ -4,7 +4,7 @@ from etils import epath
 
 from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.files import atomic_write
 from t2t_flax.json_file import parse_json
 
 

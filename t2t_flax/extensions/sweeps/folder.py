@@ -28,7 +28,7 @@ from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.space import as_text
 from t2t_flax.extensions.sweeps.trials import Trial, is_folder_name
-from t2t_flax.filesystem import atomic_write, is_remote, list_names, list_numbers
+from t2t_flax.files import atomic_write, is_remote, list_names, list_numbers
 from t2t_flax.json_file import parse_json
 from t2t_flax.version import __version__, source_digest
 

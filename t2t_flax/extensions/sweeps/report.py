@@ -37,7 +37,7 @@ from t2t_flax.extensions.sweeps.results import (
     trial_score,
 )
 from t2t_flax.extensions.sweeps.trials import folder_name
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.files import atomic_write
 from t2t_flax.tasks import lower_is_better, task_of
 
 _NUMERIC = ("mean", "spread", "seeds")

@@ -21,7 +21,7 @@ from t2t_flax.config import Config
 from t2t_flax.extensions.shared.addresses import without_credentials
 from t2t_flax.extensions.shared.processes import RUNS_FOLDER
 from t2t_flax.extensions.trackers import Trackers
-from t2t_flax.filesystem import is_remote
+from t2t_flax.files import is_remote
 
 PROJECT = "t2t_flax"
 FINISH_SECONDS = 30.0

@@ -28,7 +28,7 @@ from t2t_flax.extensions.trackers.clients import (
     PURGING,
     TrackedRun,
 )
-from t2t_flax.filesystem import atomic_write, read_if_exists
+from t2t_flax.files import atomic_write, read_if_exists
 from t2t_flax.json_file import parse_json
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.parts import TrainingSetup, TrainProgress

@@ -149,7 +149,7 @@ def states_after_kills(tmp_path):
         def trace(frame, event, argument):
             return (
                 look
-                if frame.f_code.co_filename.endswith(("resumable_output.py", "filesystem.py"))
+                if frame.f_code.co_filename.endswith(("resumable_output.py", "files.py"))
                 else None
             )
 

@@ -12,7 +12,7 @@ from helpers.configs import devices_mesh, model_and_state, small_config
 from helpers.refusals import refused
 
 from t2t_flax import config as config_lib
-from t2t_flax import filesystem as files
+from t2t_flax import files
 from t2t_flax.data import file_hashes
 from t2t_flax.extensions.storage import mirror
 from t2t_flax.training.checkpoints import Checkpoints

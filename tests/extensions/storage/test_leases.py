@@ -11,8 +11,7 @@ from etils import epath
 from helpers.processes import wait_for
 from helpers.refusals import assert_names, refused
 
-from t2t_flax import filesystem as files
-from t2t_flax import locks
+from t2t_flax import files, locks
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.storage import leases
 from t2t_flax.extensions.storage.leases import this_process

@@ -4,7 +4,7 @@ import pytest
 from etils import epath
 from helpers.refusals import refused, refused_command
 
-from t2t_flax import filesystem as files
+from t2t_flax import files
 from t2t_flax.config import Data
 from t2t_flax.data import preprocess
 from t2t_flax.data.preprocess import Policies, prepare_split

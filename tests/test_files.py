@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from helpers.refusals import refused
 
-from t2t_flax import filesystem
+from t2t_flax import files
 from t2t_flax.errors import UserError, first_line
-from t2t_flax.filesystem import (
+from t2t_flax.files import (
     atomic_directory,
     atomic_write,
     delete,
@@ -43,8 +43,8 @@ def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
 
 def test_a_missing_home_folder_is_named_and_not_made(no_home):
     with refused("config.data.cache", "HOME", "~/x"):
-        filesystem.expand_home("~/x", "config.data.cache")
-    assert filesystem.expand_home("a/~/x", "") == "a/~/x" and filesystem.expand_home("", "") == ""
+        files.expand_home("~/x", "config.data.cache")
+    assert files.expand_home("a/~/x", "") == "a/~/x" and files.expand_home("", "") == ""
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_file_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
     monkeypatch.setattr(
         os, "fsync", lambda d: (calls.append((paths[d], (tmp_path / "a").exists())), real_fsync(d))
     )
-    filesystem.atomic_write(tmp_path / "a", "x")
+    files.atomic_write(tmp_path / "a", "x")
     assert [(path.split(".partial-")[0], there) for path, there in calls] == [
         (str(tmp_path / "a"), False),
         (str(tmp_path), True),
@@ -83,13 +83,13 @@ def test_failing_disk_is_not_an_empty_folder(tmp_path, monkeypatch):
         raise OSError(errno.ESTALE, "Stale file handle")
 
     assert (
-        filesystem.list_numbers(tmp_path / "none") == []
-        and filesystem.read_if_exists(tmp_path / "none") is None
+        files.list_numbers(tmp_path / "none") == []
+        and files.read_if_exists(tmp_path / "none") is None
     )
     for name in ("listdir", "scandir", "stat"):
         monkeypatch.setattr(os, name, fail)
     with refused("Stale", error=OSError):
-        filesystem.list_numbers(tmp_path)
+        files.list_numbers(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_atomic_directory_keeps_one_created_meanwhile(tmp_path):
 def test_atomic_directory_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(
-        filesystem,
+        files,
         "fsync_file",
         lambda path: synced.append((os.path.basename(path), (tmp_path / "s").exists())),
     )
@@ -175,7 +175,7 @@ def test_a_file_that_is_removed_before_it_is_locked_is_made_again(tmp_path, monk
             delete(tmp_path, re.escape(Path(file.name).name))
         lock(file, flags)
 
-    monkeypatch.setattr(filesystem.fcntl, "flock", removed_first)
+    monkeypatch.setattr(files.fcntl, "flock", removed_first)
     atomic_write(tmp_path / "record.json", "{}")
     assert (tmp_path / "record.json").read_text() == "{}" and len(calls) > 2
     assert [*tmp_path.iterdir()] == [tmp_path / "record.json"]

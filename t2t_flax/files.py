@@ -1,6 +1,6 @@
 """Files and folders that appear whole or not at all.
 
-Functions marked `by_storage` have a twin for object stores (`registry.OBJECT_STORAGE`).
+Functions marked `dispatch_by_storage` have a twin for object stores (`registry.OBJECT_STORAGE`).
 """
 
 import contextlib
@@ -73,7 +73,7 @@ def _object_storage(path: epath.PathLike) -> Any:
     return modules[0]
 
 
-def by_storage(function: _Function) -> _Function:
+def dispatch_by_storage(function: _Function) -> _Function:
     """Call the extension's twin of a function for paths in an object store.
 
     The twin has the same name, and the first argument is the path.
@@ -87,7 +87,7 @@ def by_storage(function: _Function) -> _Function:
     return typing.cast(_Function, chosen)
 
 
-@by_storage
+@dispatch_by_storage
 def check_reachable(path: epath.PathLike) -> None:
     """Raise UserError if an object store is not reachable.
 
@@ -95,7 +95,7 @@ def check_reachable(path: epath.PathLike) -> None:
     """
 
 
-@by_storage
+@dispatch_by_storage
 def check_workdir(path: epath.PathLike) -> None:
     """Raise UserError if `path` is in an object store that cannot hold a workdir.
 
@@ -103,7 +103,7 @@ def check_workdir(path: epath.PathLike) -> None:
     """
 
 
-@by_storage
+@dispatch_by_storage
 def real_path(path: epath.PathLike) -> epath.Path:
     """Return the absolute path without symbolic links."""
     return epath.Path(os.path.realpath(path))
@@ -173,7 +173,7 @@ def fsync_folder(path: epath.PathLike) -> None:
             raise
 
 
-@by_storage
+@dispatch_by_storage
 def fsync_tree(folder: epath.PathLike) -> None:
     """Return when everything in a folder is on the disk.
 
@@ -187,7 +187,7 @@ def fsync_tree(folder: epath.PathLike) -> None:
             fsync_folder(parent)
 
 
-@by_storage
+@dispatch_by_storage
 def file_state(path: epath.PathLike) -> list | None:
     """Return JSON values that change when the file does; None if there are none.
 
@@ -198,7 +198,7 @@ def file_state(path: epath.PathLike) -> list | None:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
-@by_storage
+@dispatch_by_storage
 def read_if_exists(path: epath.PathLike) -> str | None:
     """Return the text of a file; None if there is none.
 
@@ -210,7 +210,7 @@ def read_if_exists(path: epath.PathLike) -> str | None:
         return None
 
 
-@by_storage
+@dispatch_by_storage
 def atomic_write(path: epath.PathLike, data: str | bytes) -> None:
     """Write text (UTF-8) or bytes under a temporary name, sync and rename the file.
 
@@ -221,7 +221,7 @@ def atomic_write(path: epath.PathLike, data: str | bytes) -> None:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
-@by_storage
+@dispatch_by_storage
 @contextlib.contextmanager
 def atomic_file(path: epath.PathLike) -> Iterator[BinaryIO]:
     """Open a file to write, as `atomic_write`.
@@ -281,7 +281,7 @@ def atomic_directory(path: epath.PathLike, *, replace: bool = True) -> Iterator[
             delete(partial.parent, re.escape(partial.name))
 
 
-@by_storage
+@dispatch_by_storage
 def replace_folder(new: epath.Path, path: epath.Path, replace: bool) -> None:
     """Rename `new` to `path`.
 
@@ -332,7 +332,7 @@ def list_numbers(folder: epath.PathLike) -> list[int]:
     return sorted(int(name) for name in list_names(folder) if name.isdigit())
 
 
-@by_storage
+@dispatch_by_storage
 def list_names(folder: epath.PathLike) -> list[str]:
     """Return the names in a folder, sorted; none without a folder.
 
@@ -352,7 +352,7 @@ def copy_file(source: epath.PathLike, target: epath.PathLike) -> None:
     _object_storage(target if is_remote(target) else source).copy_file(source, target)
 
 
-@by_storage
+@dispatch_by_storage
 def move_folder(source: epath.PathLike, target: epath.PathLike) -> None:
     """Rename a folder within its folder; the new name must be free."""
     epath.Path(source).rename(target)
