@@ -16,7 +16,6 @@ s3 s3://
 tfds tfds:
 arrow (\.parquet|parquet:|hf:|\.zst)
 plots --picture
-safetensors (t2t.flax[[:space:]](export|import)[[:space:]]|=pretrained:)
 subword-nmt (subword_nmt|wu2021|multi30k\.py)
 filters filters.held_out
 scaling [[:space:]](fit_scaling|branch)[[:space:]]

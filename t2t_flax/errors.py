@@ -1,6 +1,7 @@
 """Exit codes, and errors for a user's mistake and for a run that diverged."""
 
 import importlib.util
+from pathlib import Path
 
 OK, FAILURE, USER_ERROR = 0, 1, 2
 DIVERGED = 3
@@ -47,10 +48,9 @@ def install_hint(extra: str) -> str:
 
     It ends an error message.
     """
-    return (
-        f"pip install -e '.[{extra}]' in the checkout, or the extra {extra} with what you installed"
-        " t2t_flax from"
-    )
+    if (Path(__file__).parents[1] / "pyproject.toml").is_file():
+        return f"pip install -e '.[{extra}]' in the checkout"
+    return f"pip install 't2t-flax[{extra}]'"
 
 
 def require(module: str, extra: str, what: str) -> None:

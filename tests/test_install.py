@@ -9,10 +9,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from helpers.refusals import refused
 
 from t2t_flax.data.sources import open_source
 from t2t_flax.errors import install_hint
+from t2t_flax.version import __version__
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -55,6 +57,11 @@ def imported(folder: str) -> set[str]:
         *(path.stem for path in (ROOT / "tests").iterdir()),
     }
     return names - set(sys.stdlib_module_names) - own
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (__version__, PROJECT["license"])
 
 
 def test_the_extra_for_tests_is_the_requirements_file():

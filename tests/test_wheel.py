@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers.processes import environment
+from helpers.refusals import assert_names
 
 from t2t_flax.registry import COMMANDS, load_extensions
 from t2t_flax.version import __version__
@@ -45,8 +46,11 @@ from t2t_flax.__main__ import main
 for name in sys.argv[1:]:
     with contextlib.suppress(SystemExit):
         main([name, "--help"])
+main(["explain", "--presets"])
+with contextlib.redirect_stderr(sys.stdout), contextlib.suppress(SystemExit):
+    main(["explain", "--config=configs/toy.py"])
 """
-"""Prints the usage of commands: in one process, for each imports JAX."""
+"""Prints usages, presets and an error: in one process, for each imports JAX."""
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +133,7 @@ def test_the_commands_work_without_a_checkout(installed, tmp_path):
     names = [*COMMANDS]
     usages = run(installed / "python", "-c", USAGES, *names, cwd=tmp_path)
     assert [name for name in names if f"usage: python -m t2t_flax {name}" not in usages] == []
+    assert_names(usages, "aiayn_big", "configs/toy.py", "--config=toy")
     output = run(
         program, "translate", "--workdir=pretrained:toy", cwd=tmp_path, stdin="It is late.\n"
     )

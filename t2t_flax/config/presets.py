@@ -173,8 +173,14 @@ def _read(path: str, given: Container[str]) -> Any:
     file, _ = split_variant(path)
     if path.endswith(".json") and Path(path).is_file():
         return _stored(path, given)
-    if not Path(file).is_file() and "/" not in path and not file.endswith((".py", ".json")):
-        return preset(path)
+    if not Path(file).is_file():
+        if "/" not in path and not file.endswith((".py", ".json")):
+            return preset(path)
+        name = Path(file).stem if Path(file).stem in presets() else "toy"
+        raise UserError(
+            f"--config={path}: no file {file!r}. Give a Python file that defines get_config(), or a"
+            f" preset, such as --config={name}; `explain --presets` lists them."
+        )
     config = from_python_file("--config", path, "get_config", "configs/toy.py")
     if not isinstance(config, ml_collections.ConfigDict | dict):
         raise UserError(

@@ -84,8 +84,10 @@ def test_config_files_with_variants(tmp_path):
     colon.parent.mkdir()
     Path(path).rename(colon)
     assert load_config(str(colon)).model.d_ff == 8 and load_config(f"{colon}:big").model.d_ff == 16
-    with refused(str(colon.parent / "x.py")):
+    with refused(str(colon.parent / "x.py"), "--config=toy"):
         load_config(str(colon.parent / "x.py:big"))
+    with refused("no/wu2021_tiny.py", "--config=wu2021_tiny"):
+        load_config("no/wu2021_tiny.py")
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,6 @@ COMMANDS = {
     "plain": ([*TRAIN, "--workdir=runs/a"], set()),
     "bucket": ([*TRAIN, "--workdir=gs://b/run"], {"gcsfs"}),
     "text on S3": ([*TRAIN, "--config.data.train=s3://b/train"], {"s3fs"}),
-    "export": (["python", "-m", "t2t_flax", "export", "--workdir=runs/a"], {"safetensors"}),
     "preset": (["python", "-m", "t2t_flax", "train", "--config=wu2021_tiny"], {"subword-nmt"}),
     "scaling": (["python", "-m", "t2t_flax", "fit_scaling", "runs/a"], {"scipy"}),
     "sweep": (["python", "-m", "t2t_flax", "sweep", "--workdir=/sweeps/x"], {"optuna"}),

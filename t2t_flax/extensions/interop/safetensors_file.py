@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
-from t2t_flax.errors import UserError, require
+from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json
 
 DTYPES = ("float32", "float16")
@@ -73,9 +75,6 @@ def save(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) ->
 
     `save_file` alone makes it readable for its owner only.
     """
-    require("safetensors", "safetensors", path.name)
-    from safetensors.numpy import save_file
-
     path.touch()
     mode = path.stat().st_mode
     save_file(arrays, path, metadata=metadata)
@@ -89,9 +88,6 @@ def read_tensors(
 
     Raises UserError if it cannot be read.
     """
-    require("safetensors", "safetensors", str(path))
-    from safetensors import SafetensorError, safe_open
-
     # NumPy lacks some types of tensors that the format has.
     damaged = (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError)
     try:

@@ -38,7 +38,6 @@ def test_ctranslate2_folder_translates_as_its_readme_says(workdir, tmp_path):
 
 @pytest.mark.torch
 def test_hugging_face_folder_translates_as_its_readme_says(workdir, tmp_path):
-    pytest.importorskip("safetensors", reason="needs the extra hf")
     pytest.importorskip("torch")
     pytest.importorskip("transformers", reason="loads the folder with Hugging Face's library")
     folder = export(workdir, tmp_path, "--format=huggingface")
