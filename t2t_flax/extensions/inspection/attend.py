@@ -10,7 +10,7 @@ import numpy as np
 from etils import epath
 
 from t2t_flax.cli import arguments
-from t2t_flax.errors import UserError, require
+from t2t_flax.extensions.shared.picture import check_picture, render
 from t2t_flax.files import atomic_write
 from t2t_flax.registry import LINES
 
@@ -49,7 +49,7 @@ def run(argv: list[str]) -> int:
     arguments.check_output("--output", args.output)
     if args.picture:
         arguments.check_output("--picture", args.picture)
-        check_picture(args.picture)
+        check_picture("--picture", args.picture)
     from t2t_flax.extensions.shared.attention_maps import attend
 
     loaded = arguments.load_run(args, overrides)
@@ -90,11 +90,7 @@ def save(maps: "AttentionMaps", path: epath.PathLike) -> None:
 
 
 def draw(maps: "AttentionMaps", path: epath.PathLike) -> None:
-    """Plot one row of heads per layer of each kind.
-
-    Raises UserError as `check_picture`.
-    """
-    check_picture(path)
+    """Plot one row of heads per layer of each kind."""
     from matplotlib.figure import Figure
 
     layers = [(kind, layer) for kind in KINDS for layer in range(len(getattr(maps, kind)))]
@@ -112,16 +108,7 @@ def draw(maps: "AttentionMaps", path: epath.PathLike) -> None:
             axis.set_title(f"{kind} {layer + 1}, head {head + 1}", fontsize=7)
             axis.set_xticks(range(len(columns)), columns, rotation=90, fontsize=5)
             axis.set_yticks(range(len(rows)), rows if head == 0 else [], fontsize=5)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=epath.Path(path).suffix.removeprefix("."), dpi=120)
-    atomic_write(path, buffer.getvalue())
-
-
-def check_picture(path: epath.PathLike) -> None:
-    """Raise UserError for an unsupported file type, or if matplotlib is not installed."""
-    if epath.Path(path).suffix not in (".png", ".pdf", ".svg"):
-        raise UserError(f"{path}: a picture is a .png, .pdf or .svg file.")
-    require("matplotlib", "plots", "drawing a picture")
+    atomic_write(path, render(figure, epath.Path(path).suffix))
 
 
 def _table(maps: "AttentionMaps") -> str:

@@ -7,8 +7,9 @@ from etils import epath
 from t2t_flax import api
 from t2t_flax.cli import arguments
 from t2t_flax.config import Config
-from t2t_flax.errors import FAILURE, OK, UserError, require
+from t2t_flax.errors import FAILURE, OK, UserError
 from t2t_flax.extensions.mup import Mup
+from t2t_flax.extensions.shared.picture import check_picture
 from t2t_flax.process_setup import prepare_process
 
 _RULE, _PAPER = "with the rules", "without"
@@ -52,9 +53,7 @@ def run(argv: list[str]) -> int:
             f" --config.mup.{key}."
         )
     if args.picture:
-        if not args.picture.endswith((".png", ".pdf", ".svg")):
-            raise UserError(f"{args.picture}: a picture is a .png, .pdf or .svg file.")
-        require("matplotlib", "plots", "--picture")
+        check_picture("--picture", args.picture)
     sizes = _sizes(flag, text, base)
     prepare_process(config)
     from t2t_flax.extensions.mup import coordinates, picture

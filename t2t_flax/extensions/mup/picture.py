@@ -1,19 +1,12 @@
 """Pictures of changes by size, and of losses by learning rate."""
 
-import io
 from collections.abc import Mapping
 
 from etils import epath
 
 from t2t_flax.extensions.mup.coordinates import KINDS, Changes
+from t2t_flax.extensions.shared.picture import STYLE, render
 from t2t_flax.files import atomic_write
-
-_STYLE = {
-    "svg.hashsalt": "mup",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "font.size": 9,
-}
 
 
 def draw_changes(
@@ -72,7 +65,7 @@ def _panels(found: Mapping, draw, label: str, path: epath.PathLike) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7.5, 3.2), layout="constrained")
         panels = figure.subplots(1, len(found), sharey=True)
         for panel, (name, values) in zip(panels, found.items(), strict=True):
@@ -85,8 +78,4 @@ def _panels(found: Mapping, draw, label: str, path: epath.PathLike) -> None:
             frameon=False,
             fontsize=8,
         )
-        out = io.BytesIO()
-        figure.savefig(
-            out, format=epath.Path(path).suffix.removeprefix("."), metadata={"Date": None}
-        )
-    atomic_write(path, out.getvalue())
+    atomic_write(path, render(figure, epath.Path(path).suffix))

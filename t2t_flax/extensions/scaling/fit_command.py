@@ -12,6 +12,7 @@ from t2t_flax.extensions.scaling.intervals import Interval
 from t2t_flax.extensions.scaling.law_fit import DRAWS, LawFit, fit_law
 from t2t_flax.extensions.scaling.laws import LAWS
 from t2t_flax.extensions.scaling.points import Point, RunPoint, group, read_runs
+from t2t_flax.extensions.shared.picture import check_picture
 
 ISO_FLOP = "iso_flop"
 """Search for the best size for a budget of FLOPs, beside the law `size_data`."""
@@ -57,7 +58,7 @@ def run(argv: list[str]) -> int:
     if overrides:
         raise UserError("fit_scaling reads finished runs: leave out --config.KEY=VALUE.")
     if args.picture:
-        _check_picture(args.picture)
+        check_picture("--picture", args.picture)
     if args.law == ISO_FLOP:
         if args.hold_out or args.predict or args.picture:
             raise UserError(
@@ -101,12 +102,6 @@ def _runs(workdirs: Sequence[str]) -> list[RunPoint]:
             " tokenizers"
         )
     return runs
-
-
-def _check_picture(path: str) -> None:
-    if not path.endswith((".png", ".pdf", ".svg")):
-        raise UserError(f"{path}: a picture is a .png, .pdf or .svg file.")
-    require("matplotlib", "plots", "--picture")
 
 
 def _inputs(text: str, names: Sequence[str]) -> tuple[float, ...]:

@@ -1,6 +1,5 @@
 """A picture of a fitted law."""
 
-import io
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,14 +7,8 @@ from etils import epath
 
 from t2t_flax.extensions.scaling.intervals import Interval
 from t2t_flax.extensions.scaling.law_fit import LawFit
+from t2t_flax.extensions.shared.picture import STYLE, render
 from t2t_flax.files import atomic_write
-
-_STYLE = {
-    "svg.hashsalt": "scaling",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "font.size": 9,
-}
 
 
 def draw(
@@ -33,7 +26,7 @@ def draw(
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(6, 3.6), layout="constrained")
         axes = figure.subplots()
         axes.plot(found.inputs[:, 0], found.loss, "o", ms=4, label="measured, fitted to")
@@ -71,11 +64,7 @@ def draw(
         axes.set_xlabel(found.law.inputs[0])
         axes.set_ylabel("validation loss (nats per token)")
         axes.legend(frameon=False, fontsize=8)
-        out = io.BytesIO()
-        figure.savefig(
-            out, format=epath.Path(path).suffix.removeprefix("."), metadata={"Date": None}
-        )
-    atomic_write(path, out.getvalue())
+    atomic_write(path, render(figure, epath.Path(path).suffix))
 
 
 def _bar(axes, at: float, loss: Interval, label: str | None) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.shared.picture import STYLE, render
 from t2t_flax.extensions.sweeps.compare import (
     LEVEL,
     check_comparable,
@@ -41,12 +42,6 @@ from t2t_flax.files import atomic_write
 from t2t_flax.tasks import lower_is_better, task_of
 
 _NUMERIC = ("mean", "spread", "seeds")
-_STYLE = {
-    "svg.hashsalt": "sweep",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "font.size": 9,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -388,10 +383,9 @@ def make_plot(table: list[Row], score: str, reference: str) -> str:
         return ""
     import matplotlib
 
-    out = io.StringIO()
-    with matplotlib.rc_context(_STYLE):
-        plot_scores(table, score, reference).savefig(out, format="svg", metadata={"Date": None})
-    text = out.getvalue()
+    with matplotlib.rc_context(STYLE):
+        figure = plot_scores(table, score, reference)
+    text = render(figure, ".svg").decode()
     return text[text.index("<svg") :]
 
 

@@ -9,6 +9,7 @@ from t2t_flax.api import load
 from t2t_flax.data.sources import toy
 from t2t_flax.extensions.inspection import attend as attention
 from t2t_flax.extensions.shared.attention_maps import attend
+from t2t_flax.extensions.shared.picture import check_picture
 
 RUN = "pretrained:toy"
 PAIRS = list(toy.pairs("test", 3))
@@ -36,8 +37,8 @@ def test_arrays_and_picture_are_written(maps, tmp_path):
     assert tuple(stored["decoder_tokens"]) == ("<start>", *maps.target_tokens[:-1])
     attention.draw(maps, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    with refused("a.doc"):
-        attention.draw(maps, tmp_path / "a.doc")
+    with refused("--picture", "a.doc"):
+        check_picture("--picture", "a.doc")
 
 
 @pytest.mark.smoke
