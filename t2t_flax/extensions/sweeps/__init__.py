@@ -1,4 +1,4 @@
-"""Sweeps: many runs of one config, as grids or searches, with a report.
+"""Sweeps: many runs of one config, as grids or searches, with a report; curves of runs.
 
 They run on one machine or several.
 """
@@ -17,5 +17,12 @@ COMMANDS.add(
     Command(
         "t2t_flax.extensions.sweeps.compare_command",
         "test the differences between evaluated systems",
+    ),
+)
+COMMANDS.add(
+    "plot",
+    Command(
+        "t2t_flax.extensions.sweeps.plot_command",
+        "draw losses, scores and speed of runs or sweeps over updates",
     ),
 )

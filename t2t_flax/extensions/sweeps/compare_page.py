@@ -20,6 +20,7 @@ from t2t_flax.extensions.sweeps.compare import (
     systems,
     texts,
 )
+from t2t_flax.extensions.sweeps.curves import short_names
 
 LENGTHS = ((1, 10), (11, 20), (21, 30), (31, 50), (51, None))
 """Length groups of sentences: lowest, and highest or None.
@@ -64,7 +65,7 @@ def comparison_page(
         for tag in sorted(set(labels or ()))
     ]
     content = {
-        "names": _short(names),
+        "names": short_names(names),
         "metric": metric.display_name,
         "lower": not metric.higher_is_better,
         "sentences": [
@@ -88,13 +89,6 @@ def comparison_page(
     return filled_page(
         Path(__file__).with_name("compare_page.html"), " and ".join(names), notes, content
     )
-
-
-def _short(names: Sequence[str]) -> list[str]:
-    """Return the names without their common folders and the end of a record's name."""
-    parts = [Path(os.path.abspath(name)).parts for name in names]
-    shared = len(os.path.commonprefix([of_name[:-1] for of_name in parts]))
-    return [os.path.join(*of_name[shared:]).removesuffix(".json") for of_name in parts]
 
 
 def _note(name: str, found: dict[str, Any]) -> str:

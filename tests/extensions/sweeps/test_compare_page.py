@@ -9,7 +9,7 @@ from helpers.records import record
 from helpers.refusals import refused_command
 
 from t2t_flax.__main__ import main
-from t2t_flax.extensions.sweeps.compare_page import _short
+from t2t_flax.extensions.sweeps.curves import short_names
 
 REFERENCES = [
     "the cat sat on the mat",
@@ -50,11 +50,11 @@ def content(page):
 
 def test_systems_are_named_without_the_folders_they_share(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert _short(["runs/a/eval/test-5.json", "runs/b/eval/test-7.json"]) == [
+    assert short_names(["runs/a/eval/test-5.json", "runs/b/eval/test-7.json"]) == [
         "a/eval/test-5",
         "b/eval/test-7",
     ]
-    assert _short([".", "../b"]) == [tmp_path.name, "b"]
+    assert short_names([".", "../b"]) == [tmp_path.name, "b"]
 
 
 def test_counts_by_length_and_tag(page):
