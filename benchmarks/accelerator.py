@@ -1,16 +1,20 @@
-"""Training on this machine's accelerator: speed, where the time goes, correctness, and published recipes, in a given time.
+"""Train on this machine's accelerator for a given time, and record speed, profile and correctness.
 
-    python -m benchmarks.accelerator --seconds=540 --prepared=DIR --out=benchmarks/results/accelerator.json
-    python -m benchmarks.accelerator --rows=base,base_einsum --updates=200 --config.data.batch_tokens=100000
+    python -m benchmarks.accelerator --seconds=540 --prepared=DIR \\
+        --out=benchmarks/results/accelerator.json
+    python -m benchmarks.accelerator --rows=base,base_einsum --updates=200 \\
+        --config.data.batch_tokens=100000
 
-Rows, most valuable first, each in a process of its own; the record is written after each. The same command again goes on with
-the rows that --out lacks. The machine needs requirements-run.txt (without network: as wheels) and no data but DIR, which
-`benchmarks.published` makes.
+The most valuable rows come first. Each runs in its own process, and the record is written after
+each. The same command again goes on with the rows that --out lacks. The machine needs
+requirements-run.txt (without network: as wheels) and no data but DIR, which `benchmarks.published`
+makes.
 
-- A preset with keys trains by the loop of `train` on random pairs of 27 tokens on average, packed; rates are of blocks of 20
-  updates without the first. Then three updates under JAX's profiler: time by part of the step. bound_ms: as in `plan`, products
-  at the peak by data sheet, or parameters and moments read and written once.
-- selftest; resume: the bits of a run that stopped half-way and went on, and of one that did not.
+- A preset with keys trains by the loop of `train` on random pairs of 27 tokens on average, packed.
+  Rates come from blocks of 20 updates; the first block is left out. Then JAX's profiler gives the
+  time of three updates by part of the step. bound_ms: as in `plan`, products at the peak by data
+  sheet, or parameters and moments read and written once.
+- selftest; resume: compares the bits of a run that stopped half-way with a run that did not.
 - Recipes of `benchmarks.published`, which need --prepared.
 """
 
@@ -53,8 +57,9 @@ STEPS: dict[str, tuple[str, Keys]] = {
 """Today's defaults, and rows with keys changed."""
 RESUMES = {"resume": EINSUM | SMALL, "resume_default": SMALL}
 SELFTEST = "selftest"
-FIRST = "base,big,base_einsum,selftest,resume,multi30k,base_chunk512,base_einsum_rows128,envi_t2t".split(
-    ","
+FIRST = (
+    *("base", "big", "base_einsum", "selftest", "resume", "multi30k"),
+    *("base_chunk512", "base_einsum_rows128", "envi_t2t"),
 )
 ROWS = dict.fromkeys((*FIRST, *STEPS, *RESUMES, *published.RECIPES))
 DEFAULT = ",".join(name for name in ROWS if name != "base_splash")
@@ -63,7 +68,7 @@ GRACE = 10
 
 
 def least(name: str) -> float:
-    """Return the seconds without which a row does not start: steps of base compile for a minute on a GPU."""
+    """Return the seconds that a row needs to start: steps of base compile for a minute on a GPU."""
     return published.EVALUATION + 60 if name in published.RECIPES else 90 if name in STEPS else 60
 
 
@@ -82,7 +87,10 @@ def measure(name: str, args: argparse.Namespace, overrides: dict[str, str]) -> d
 def run_row(
     name: str, args: argparse.Namespace, overrides: dict[str, str], seconds: float
 ) -> dict[str, Any]:
-    """Return the row, or why it failed and what it said before. Timed programs do not come out of JAX's cache."""
+    """Measure a row in another process, and return it or its failure.
+
+    Timed programs do not come out of JAX's cache.
+    """
     flags = [f"--rows={name}", f"--updates={args.updates}", f"--seconds={seconds:.0f}"]
     flags += [f"--prepared={args.prepared}"] if args.prepared else []
     flags += [f"--config.{key}={value}" for key, value in overrides.items()]
@@ -111,7 +119,7 @@ def run_row(
 
 
 def machine() -> dict[str, Any]:
-    """Return what the record says of this machine, read by a process that then leaves the accelerator."""
+    """Describe this machine for the record, in a process that then leaves the accelerator."""
     command = [
         sys.executable,
         "-c",
@@ -124,7 +132,10 @@ def machine() -> dict[str, Any]:
 
 
 def new_record(args: argparse.Namespace, overrides: dict[str, str]) -> dict[str, Any]:
-    """Return the record of --out to go on with, or a new one. Raises UserError for one that was measured otherwise."""
+    """Return the record of --out to go on with, or a new one.
+
+    Raises UserError for a record that was measured with other arguments.
+    """
     record = {
         "what": (
             "training in bfloat16 on random pairs, packed: real target tokens/s; self-test, resume;"
@@ -149,7 +160,7 @@ def new_record(args: argparse.Namespace, overrides: dict[str, str]) -> dict[str,
 
 
 def is_done(row: dict[str, Any] | None) -> bool:
-    """Whether a row of the record is to be left as it is. A recipe that was stopped goes on."""
+    """Return whether to skip a row of the record. A stopped recipe goes on."""
     return row is not None and "failed" not in row and row.get("complete", True)
 
 

@@ -96,7 +96,7 @@ def train_row(preset: str, keys: Keys, updates: int) -> dict[str, Any]:
 
 
 def resume_row(preset: str, keys: Keys, updates: int) -> dict[str, Any]:
-    """Compare the state after 2 N updates with the state after N updates, a new start, and N more."""
+    """Compare the state after 2 N updates with N updates, a new start, and N more."""
     from t2t_flax.training.checksums import checksums
     from t2t_flax.training.loop import train
 
@@ -135,7 +135,7 @@ def selftest_row(overrides: dict[str, str]) -> dict[str, Any]:
 
 
 def bound(setup: Any, shape: Any) -> float | None:
-    """Milliseconds that an update takes at least, exchange left out; None for a device without a data sheet."""
+    """Return the least milliseconds of an update, exchange left out; None without a data sheet."""
     import jax
 
     from t2t_flax.extensions.planning.chips import GPUS, TPUS

@@ -1,10 +1,12 @@
-"""Searches with constraints beside plain beam search: BLEU, phrases used and speed, with words of the reference as constraints.
+"""Compare searches with constraints with plain beam search: BLEU, phrases used and speed.
 
-    python -m benchmarks.constraints --workdir=RUN --source=test.en --reference=test.de [--out=FILE.json]
+    python -m benchmarks.constraints --workdir=RUN --source=test.en --reference=test.de \\
+        [--out=FILE.json]
 
-As Post and Vilar 2018: of each reference, one random word or a random phrase of three words is what the translation contains.
-Each search first translates all lines. Then all translate the same part of them again, in alternating rounds, so that a machine
-that is busy for a while delays each of them; seconds of CPU time leave out what it does beside.
+As in Post and Vilar 2018, each translation must contain one random word, or a random phrase of
+three words, of its reference. Each search first translates all lines. Then all translate the same
+part of them again, in alternating rounds, so that a busy machine delays each of them. Seconds of
+CPU time leave out other programs.
 """
 
 import argparse
@@ -30,7 +32,12 @@ SEED = 0
 
 @dataclasses.dataclass
 class Search:
-    """A row: what is translated, and which phrase each output contains, "" = none. seconds: (wall, CPU) of each round."""
+    """A row: the lines to translate, and the phrase that each output contains.
+
+    Attributes:
+      phrases: an empty one for an output without a constraint.
+      seconds: (wall, CPU) of each round.
+    """
 
     name: str
     overrides: dict[str, str]
@@ -40,7 +47,7 @@ class Search:
     seconds: list[tuple[float, float]] = dataclasses.field(default_factory=list)
 
     def time(self, model: TrainedModel, count: int) -> None:
-        """Translates the first `count` lines, whose programs are compiled."""
+        """Translate the first `count` lines, whose programs are compiled."""
         began = time.perf_counter(), time.process_time()
         model.translate(self.lines[:count])
         self.seconds.append((time.perf_counter() - began[0], time.process_time() - began[1]))
@@ -54,7 +61,7 @@ def phrase_of(reference: str, words: int, rng: random.Random) -> str:
 
 
 def searches(sources: Sequence[str], references: Sequence[str], beams: int) -> list[Search]:
-    """The first is plain beam search."""
+    """Return the first is plain beam search."""
     base = {"decode.beam_size": str(beams), "mesh.cpu_devices": "1"}
     constrained = base | {"decode.strategy": "constrained_beam", "constraints.lines": "json"}
     rng = random.Random(SEED)
@@ -79,7 +86,7 @@ def searches(sources: Sequence[str], references: Sequence[str], beams: int) -> l
 
 
 def share_with(texts: Sequence[str], phrases: Sequence[str]) -> float | None:
-    """Of the texts for which there is a phrase, the share that contains it."""
+    """Return the share of texts that contain their phrase; texts without a phrase do not count."""
     asked = [(text, phrase) for text, phrase in zip(texts, phrases, strict=False) if phrase]
     return round(sum(contains(*pair) for pair in asked) / len(asked), 4) if asked else None
 
@@ -87,7 +94,7 @@ def share_with(texts: Sequence[str], phrases: Sequence[str]) -> float | None:
 def entry_of(
     search: Search, plain: Search, references: Sequence[str], count: int
 ) -> dict[str, Any]:
-    """The row in the record. slower: seconds of CPU time, those of plain beam search being 1."""
+    """Return the row in the record. slower: seconds of CPU time, relative to plain beam search."""
     wall, cpu = (min(column) for column in zip(*search.seconds, strict=True))
     return {
         "search": search.name,
@@ -101,7 +108,7 @@ def entry_of(
 
 
 def main(argv: list[str]) -> None:
-    """Measures and writes the record."""
+    """Measure and write the record."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.constraints",
         description=__doc__,

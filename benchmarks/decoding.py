@@ -1,14 +1,16 @@
-"""Our beam search beside CTranslate2's and Hugging Face's, on the same weights and sentences: sentences/s, tokens/s, memory.
+"""Compare beam search with CTranslate2 and Hugging Face: sentences/s, tokens/s, memory.
 
     python -m benchmarks.decoding --model=tiny --out=benchmarks/results/decoding_tiny.json
     python -m benchmarks.decoding --model=base --out=benchmarks/results/decoding_base.json
     python -m benchmarks.decoding --workdir=runs/toy --out=benchmarks/results/decoding_toy.json
 
-Beam 4, alpha 0.6 with the divisor length^alpha, and CTranslate2's rule for ending a search, for all. Sentences are sorted by
-length, in groups of 64 that share a cap on the output, which is the same for all engines: with random weights (--model), for
-which hypotheses do not end by themselves, 1.1 times the longest source; for a trained run, 50 more than it. Engines with
-several arrangements (workers and threads, or devices) try each in the first round and keep their best. Outputs are compared:
-sequences that differ are counted apart where their scores are equal up to rounding.
+All engines have the same weights and sentences, beam 4, alpha 0.6 with the divisor length^alpha,
+and CTranslate2's rule for ending a search. Sentences are sorted by length, in groups of 64 that
+share a cap on the output, the same for all engines. With random weights (--model) hypotheses do not
+end by themselves: the cap is 1.1 times the longest source. For a trained run it is 50 more than the
+longest source. Engines with several arrangements (workers and threads, or devices) try each in the
+first round and keep their best. Different outputs are counted apart where their scores are equal up
+to rounding.
 """
 
 import argparse
@@ -66,7 +68,7 @@ def engines(cores: int) -> tuple[Engine, ...]:
 
 
 def groups_of(sources: list[list[int]], *, trained: bool) -> list[dict[str, Any]]:
-    """Groups of GROUP sentences by length with their cap, in tokens with EOS."""
+    """Return groups of GROUP sentences by length with their cap, in tokens with EOS."""
     ordered = sorted(sources, key=len)
     groups = [ordered[start : start + GROUP] for start in range(0, len(ordered), GROUP)]
     cap = (lambda longest: longest + 50) if trained else (lambda longest: math.ceil(1.1 * longest))
@@ -79,7 +81,7 @@ def speed(result: dict[str, Any]) -> float:
 
 
 def agreement(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, int]:
-    """How many of the outputs are equal; of the others, how many have the same score up to rounding."""
+    """Count the equal outputs and, of the others, the ones with the same score up to rounding."""
     different = [
         i for i, (a, b) in enumerate(zip(ours["outputs"], theirs["outputs"], strict=True)) if a != b
     ]
@@ -91,7 +93,10 @@ def agreement(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, int]:
 
 
 def summary(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """An engine's entry in the record, from its rounds. first_pass_seconds: for peers, loading the model and a group."""
+    """Return an engine's entry in the record, from its rounds.
+
+    first_pass_seconds: loading the model and a group, for peers.
+    """
     first = results[0]
     tokens = sum(map(len, first["outputs"]))
     rates = [speed(result) for result in results]
@@ -104,9 +109,8 @@ def summary(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
         "settings": first["settings"],
         "versions": first["versions"],
     }
-    if name.startswith(
-        "ours"
-    ):  # the first pass compiles every program and then does the work of a pass
+    # The first pass compiles every program and then does the work of a pass.
+    if name.startswith("ours"):
         entry["compile_seconds"] = round(
             first["first_pass_seconds"] - statistics.median(first["seconds"]), 1
         )
@@ -117,7 +121,7 @@ def summary(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> None:
-    """Measures all engines and writes the record."""
+    """Measure all engines and write the record."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.decoding",
         description=__doc__,
@@ -154,9 +158,15 @@ def main(argv: list[str]) -> None:
     passes = args.passes or (1 if args.model == "base" and not args.workdir else 3)
     with tempfile.TemporaryDirectory() as folder:
         task = {
-            "folder": folder, "size": SIZES[args.model], "threads": cores, "passes": passes, "alpha": 0.6,
-            "batch_size": args.batch_size, "beam_size": args.beam_size, "compile_cache": str(Path(folder, "programs")),
-        }  # fmt: skip
+            "folder": folder,
+            "size": SIZES[args.model],
+            "threads": cores,
+            "passes": passes,
+            "alpha": 0.6,
+            "batch_size": args.batch_size,
+            "beam_size": args.beam_size,
+            "compile_cache": str(Path(folder, "programs")),
+        }
         groups = task["groups"] = write_model(
             task, args.model, args.workdir, args.sentences, environments
         )
@@ -166,24 +176,32 @@ def main(argv: list[str]) -> None:
         keys = read_json(Path(folder, "model.json"))
     rates = {name: [speed(result) for result in each] for name, each in results.items()}
     ours = results.get("ours")
+    peers = [name for name in results if ours and name != "ours"]
+    shown = ("d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers")
+    model = what.split("=")[1]
     record = {
-        "what": f"beam search, {what.split('=')[1]}: sentences/s on the same weights and sentences, in turn",
+        "what": f"beam search, {model}: sentences/s on the same weights and sentences, in turn",
         "command": command_of("decoding", argv),
-        "model": {k: keys["keys"][k] for k in ("d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers")}
+        "model": {k: keys["keys"][k] for k in shown}
         | {"vocab": keys["vocab"], "weights": "trained" if args.workdir else "random"},
         "search": {
-            "beam_size": args.beam_size, "alpha": 0.6, "length_penalty": "power", "early_stopping": "beam_full",
-            "sentences": sum(len(g["sources"]) for g in groups), "batch_size": args.batch_size,
-            "source_tokens": sum(len(ids) for g in groups for ids in g["sources"]), "caps": [g["cap"] for g in groups],
+            "beam_size": args.beam_size,
+            "alpha": 0.6,
+            "length_penalty": "power",
+            "early_stopping": "beam_full",
+            "sentences": sum(len(g["sources"]) for g in groups),
+            "batch_size": args.batch_size,
+            "source_tokens": sum(len(ids) for g in groups for ids in g["sources"]),
+            "caps": [g["cap"] for g in groups],
         },
         "threads": cores,
         "engines": {name: summary(name, each) for name, each in results.items()},
-        "ratio": {name: ratios(rates["ours"], each) for name, each in rates.items() if ours and name != "ours"},
-        "agreement": {name: agreement(ours[0], each[0]) for name, each in results.items() if ours and name != "ours"},
+        "ratio": {name: ratios(rates["ours"], rates[name]) for name in peers},
+        "agreement": {name: agreement(ours[0], results[name][0]) for name in peers},
         "skipped": skipped,
         "versions": {"python": platform.python_version()},
         "machine": machine(),
-    }  # fmt: skip
+    }
     publish(record, args.out)
 
 
@@ -194,8 +212,9 @@ def write_model(
     sentences: int | None,
     environments: Environments,
 ) -> list[dict[str, Any]]:
-    """Writes the weights of a run, or random ones of a size, for all engines and returns the groups of sentences. Exits with
-    the reason if it cannot.
+    """Write the weights of a run, or random ones, for all engines; return groups of sentences.
+
+    Exits with the reason if it cannot.
     """
     lines: list[str] = []
     if workdir:

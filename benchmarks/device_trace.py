@@ -1,4 +1,4 @@
-"""Time of a train step on the device by part of the step, from JAX's profiler. The parts are those of `benchmarks.traffic`."""
+"""Time of a train step on the device, from JAX's profiler, by the parts of `benchmarks.traffic`."""
 
 import collections
 import tempfile
@@ -13,7 +13,8 @@ _SHOWN = 20
 
 
 def trace(update: Callable[[int], None], updates: int, program: str) -> dict[str, Any]:
-    """Run `update(k)` under the profiler, k below `updates`, and return milliseconds and kernels of one.
+    """Run `update(k)` under the profiler, k below `updates`; return milliseconds and kernels of
+    one.
 
     Args:
       update: runs one update and waits for it.
@@ -32,15 +33,16 @@ def trace(update: Callable[[int], None], updates: int, program: str) -> dict[str
 
 
 def operations(folder: str) -> dict[str, list[float]]:
-    """Return the seconds of all runs of each instruction: on the first GPU or TPU, else in the threads of the CPU."""
+    """Return the seconds of all runs of each instruction.
+
+    They come from the first GPU or TPU, else from the threads of the CPU.
+    """
     import jax
 
     found = collections.defaultdict(list)
     data = jax.profiler.ProfileData.from_file(str(next(Path(folder).rglob("*.xplane.pb"))))
     planes = list(data.planes)
-    devices = [plane for plane in planes if plane.name.startswith(("/device:GPU", "/device:TPU"))][
-        :1
-    ]
+    devices = [p for p in planes if p.name.startswith(("/device:GPU", "/device:TPU"))][:1]
     for plane in devices or planes:
         for line in plane.lines:
             if not devices or line.name.startswith(("Stream", "XLA Ops")):
@@ -52,13 +54,16 @@ def operations(folder: str) -> dict[str, list[float]]:
 
 
 def on_device(event: Any) -> Key:
-    """Return the instruction that launched a kernel; for a copy outside of a program its own name."""
+    """Return the instruction that launched a kernel, or the name of a copy outside of a program."""
     name = dict(event.stats).get("hlo_op") or event.name.split(" ")[0]
     return 0, name.rpartition("::")[2].lstrip("%")
 
 
 def summary(seconds: dict[str, list[float]], updates: int, program: str) -> dict[str, Any]:
-    """Sum the seconds by part of the step. Events that match no instruction count as unmatched, in the last part."""
+    """Sum the seconds by part of the step.
+
+    Events that match no instruction count as unmatched, in the last part.
+    """
     parsed = hlo.parse(program)
     instructions = {
         name: i

@@ -1,8 +1,9 @@
-"""Microseconds of one core to draw the segmentation of a pair anew in each pass, and to tokenize it once.
+"""Microseconds of a core to tokenize a pair once, and to draw its segmentation in each pass.
 
     python -m benchmarks.drawing
 
-The pairs come from the built-in corpus; words are looked up as in the second window of a run, after the first.
+The pairs come from the built-in corpus; words are looked up as in the second window of a run, after
+the first.
 """
 
 import argparse
@@ -28,7 +29,7 @@ KEYS = {
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
-    """Of this process's processor, the least of the repeats: others may run beside it."""
+    """Return this process's CPU time, the least of the repeats: others may run beside it."""
     taken = []
     for _ in range(repeats):
         start = time.process_time()
@@ -38,7 +39,7 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
 
 
 def measure(keys: dict[str, str], pairs: int, repeats: int, folder: Path) -> dict[str, float]:
-    """Microseconds a pair."""
+    """Return microseconds a pair."""
     data = {
         "data.train": f"toy:train:{pairs}",
         "data.valid": "toy:valid:20",

@@ -1,7 +1,7 @@
-"""Environments of the peers: one virtual environment each, created when it is first needed.
+"""Virtual environments of the peers, one each, created when first needed.
 
-Created in the folder `--environments` (default: ~/.cache/t2t_flax/peers) and reused. A peer whose environment cannot be
-created is skipped; the reason goes into the record.
+The folder `--environments` (default: ~/.cache/t2t_flax/peers) keeps them. A peer whose environment
+cannot be created is skipped; the reason goes into the record.
 """
 
 import argparse
@@ -20,7 +20,7 @@ REQUIREMENTS = {
     "joeynmt": (TORCH, "numpy", "joeynmt==2.3.0", "importlib_metadata"),
     "ctranslate2": ("ctranslate2==4.8.5", "numpy"),
 }
-"""What pip installs for each peer. PyTorch's CPU build is preferred where its index can be reached."""
+"""Packages that pip installs for each peer, from PyTorch's CPU index if it can be reached."""
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 DEFAULT_FOLDER = "~/.cache/t2t_flax/peers"
 
@@ -30,7 +30,7 @@ class Unavailable(Exception):
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
-    """`--environments`."""
+    """Add `--environments`."""
     help_text = (
         f"folder of the peers' virtual environments, created if missing (default: {DEFAULT_FOLDER})"
     )
@@ -45,7 +45,7 @@ class Environments:
         self._failed: dict[str, str] = {}
 
     def python(self, name: str) -> str:
-        """The interpreter of an environment; "" is this process's own. Raises Unavailable."""
+        """Return an environment's interpreter; "" is this process's own. Raises Unavailable."""
         if not name:
             return sys.executable
         if name in self._failed:
@@ -73,7 +73,7 @@ class Environments:
         (home / "complete").write_text(" ".join(REQUIREMENTS[name]) + "\n")
 
     def tcmalloc(self) -> str:
-        """The path of libtcmalloc. Raises Unavailable."""
+        """Return the path of libtcmalloc. Raises Unavailable."""
         patterns = ("/usr/lib/libtcmalloc*.so*", "/usr/lib/*/libtcmalloc*.so*")
         found = [path for pattern in patterns for path in glob.glob(pattern) if "debug" not in path]
         if found:
@@ -90,7 +90,10 @@ def _run(*command: str) -> None:
 
 
 def variables(**more: str) -> dict[str, str]:
-    """This process's environment variables for a child that imports `benchmarks` and, in our own interpreter, t2t_flax."""
+    """Return this process's environment variables for a child that imports `benchmarks`.
+
+    In our own interpreter it can import t2t_flax too.
+    """
     root = str(Path(__file__).parents[1])
     kept = child_environment(**more)
     return kept | {"PYTHONPATH": os.pathsep.join([root, kept["PYTHONPATH"]])}

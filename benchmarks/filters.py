@@ -1,9 +1,9 @@
-"""Pairs a second of each filter of training pairs and of each form of a table with columns, on one core; memory of duplicates.
+"""Pairs a second of each filter of training pairs and of each table format, on one core.
 
     python -m benchmarks.filters --pairs=train.en,train.de --held-out=valid.en,valid.de
 
-The tables hold the pairs with a made-up score; a filter sees all pairs. `duplicates` reads made-up pairs, of which one in twenty
-repeats another one.
+The tables hold the pairs with a made-up score; a filter sees all pairs. The memory of `duplicates`
+is measured with made-up pairs: one in twenty repeats another one.
 """
 
 import argparse
@@ -36,7 +36,7 @@ KEYS = {
 
 
 class Repeating(Source):
-    """`count` made-up pairs of about 110 characters, of which one in twenty is another one."""
+    """`count` made-up pairs of about 110 characters; one in twenty repeats another one."""
 
     def read(self):
         for i in range(self.count or 0):
@@ -51,7 +51,7 @@ class Repeating(Source):
 
 
 def peak_memory() -> int:
-    """Bytes of memory that this process had at most."""
+    """Return the largest memory of this process, in bytes."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(
         next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))
@@ -59,7 +59,7 @@ def peak_memory() -> int:
 
 
 def find_duplicates(count: int) -> dict[str, float]:
-    """Pairs a second, and what this process's memory has grown by."""
+    """Return pairs a second, and the growth of this process's memory."""
     before, start = peak_memory(), time.perf_counter()
     (marks,) = Duplicates().marks([Repeating(f"repeating {count}", count)])
     seconds = time.perf_counter() - start
@@ -72,7 +72,7 @@ def find_duplicates(count: int) -> dict[str, float]:
 
 
 def rate(work: Callable[[], int], repeats: int) -> int:
-    """The median of items a second; `work` returns their number."""
+    """Return the median of items a second; `work` returns their number."""
     rates = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -81,7 +81,7 @@ def rate(work: Callable[[], int], repeats: int) -> int:
 
 
 def of_rule(rule: Rule, pairs: Sequence[Pair]) -> tuple[Callable[[], int], int]:
-    """(applies it to all pairs by chunks, the number of pairs that it drops)."""
+    """Return (a function that applies it to all pairs by chunks, number of pairs that it drops)."""
     chunks = [pairs[i : i + CHUNK_PAIRS] for i in range(0, len(pairs), CHUNK_PAIRS)]
 
     def work() -> int:
@@ -91,7 +91,7 @@ def of_rule(rule: Rule, pairs: Sequence[Pair]) -> tuple[Callable[[], int], int]:
 
 
 def write_tables(folder: Path, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """A spec for each form."""
+    """Return a spec for each form."""
     import pyarrow
     import pyarrow.parquet
 
@@ -109,7 +109,7 @@ def write_tables(folder: Path, pairs: Sequence[tuple[str, str]]) -> dict[str, st
 
 
 def of_table(spec: str, root: str, languages: dict[str, str]) -> Callable[[], int]:
-    """Reads a table."""
+    """Read a table."""
     table = open_source(spec, root=root, **languages)
     return lambda: sum(1 for _ in table.rows())
 

@@ -1,9 +1,10 @@
-"""How the time of a train step and of a search grows with length, width, vocabulary, batch and beam.
+"""Growth of the time of a train step and a search with length, width, vocabulary, batch and beam.
 
     python -m benchmarks.growth --out=benchmarks/results/growth.json
 
-Each row doubles one size of a small model several times and gives the slope of time on log-log axes, beside the slope of
-the counted FLOPs at the same points: 1 is linear. The points alternate in each round. On one device, in this process.
+Each row doubles one size of a small model several times and gives the slope of time on log-log
+axes, beside the slope of the counted FLOPs at the same points: 1 is linear. The points alternate in
+each round. On one device, in this process.
 """
 
 import argparse
@@ -33,7 +34,7 @@ DECODING = {
 
 
 def point(changes: dict[str, int]) -> dict[str, Any]:
-    """The sizes of a point; widths scale together, heads stay 32 wide."""
+    """Return the sizes of a point; widths scale together, heads stay 32 wide."""
     size = BASE | changes
     return size | {"d_ff": 4 * size["d_model"], "heads": max(1, size["d_model"] // 32)}
 
@@ -44,7 +45,7 @@ def slope(xs: list[float], ys: list[float]) -> float:
 
 
 def training_step(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
-    """(a function that trains one step on full rows, its FLOPs)."""
+    """Return (a function that trains one step on full rows, its FLOPs)."""
     import jax
 
     from t2t_flax.distributed import mesh as mesh_lib
@@ -74,7 +75,10 @@ def training_step(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
 
 
 def search(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
-    """(a function that translates a batch to the cap, its FLOPs). Sources are as long as the outputs."""
+    """Return (a function that translates a batch to the cap, its FLOPs).
+
+    Sources are as long as the outputs.
+    """
     from types import SimpleNamespace
 
     from benchmarks.engines.ours_decoding import Ids
@@ -126,7 +130,7 @@ def search(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
 def measure(
     make: Callable, cases: dict[str, dict[str, list[int]]], rounds: int
 ) -> list[dict[str, Any]]:
-    """A row for each case: sizes, milliseconds (the fastest of the rounds), slopes of time and of FLOPs."""
+    """Return a row for each case: sizes, fastest milliseconds, slopes of time and of FLOPs."""
     rows = []
     for name, [(key, values)] in ((name, case.items()) for name, case in cases.items()):
         points = [make(point({key: value})) for value in values]
@@ -138,12 +142,16 @@ def measure(
                 each += [time.perf_counter() - began] * (number > 0)  # the first calls compile
         fastest, flops = [min(each) for each in times], [f for _, f in points]
         row = {
-            "what": name, "key": key, "values": values, "milliseconds": [float(f"{t * 1e3:.4g}") for t in fastest],
+            "what": name,
+            "key": key,
+            "values": values,
+            "milliseconds": [float(f"{t * 1e3:.4g}") for t in fastest],
             "gflop": [float(f"{f / 1e9:.4g}") for f in flops],
-            "slope": round(slope(values, fastest), 2), "slope_of_flops": round(slope(values, flops), 2),
+            "slope": round(slope(values, fastest), 2),
+            "slope_of_flops": round(slope(values, flops), 2),
             "last_slope": round(slope(values[-2:], fastest[-2:]), 2),
             "last_slope_of_flops": round(slope(values[-2:], flops[-2:]), 2),
-        }  # fmt: skip
+        }
         print(
             f"{name}: slope {row['slope']}, of FLOPs {row['slope_of_flops']};"
             f" {row['milliseconds']} ms",
@@ -154,7 +162,7 @@ def measure(
 
 
 def main(argv: list[str]) -> None:
-    """Measures and writes the record."""
+    """Measure and write the record."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.growth",
         description=__doc__,

@@ -1,11 +1,12 @@
-"""How long a device waits for batches, and what they cost.
+"""Time that a device waits for batches, and the cost of a batch.
 
     python -m benchmarks.input_rate --out=benchmarks/results/input_rate.json --beside=OTHER_CHECKOUT
 
-The consumer sleeps for the time of an update, as a device would compute, then takes the next batch; each row is a process of
-its own. The corpora are synthetic: lengths as in WMT and in Multi30k, random ids. Layout and filling are CPU time of one core;
-from them follow tokens/s a core, and the cores needed at least. With --beside, the layout of an update is also measured in
-another checkout of this repository, in turn with this one.
+The consumer sleeps for the time of an update, as a device would compute, then takes the next batch;
+each row runs in its own process. The corpora are synthetic: lengths as in WMT and in Multi30k,
+random ids. Layout and filling are CPU time of one core; tokens/s a core, and the number of cores
+needed, follow from them. With --beside, the layout of an update is also measured in another
+checkout of this repository, in turn with this one.
 """
 
 import argparse
@@ -38,7 +39,7 @@ LENGTHS = {"wmt": (3.1, 0.6), "multi30k": (2.65, 0.3)}
 
 
 def write_corpus(folder: Path, kind: str, pairs: int, vocabulary: int = VOCABULARY) -> None:
-    """A store of `pairs` pairs; the sides of a pair are about equally long."""
+    """Return a store of `pairs` pairs; the sides of a pair are about equally long."""
     with StoreWriter(folder, vocab_sizes=(vocabulary, vocabulary)) as writer:
         writer.meta["digest"] = f"{kind}-{pairs}"
         for start in range(0, pairs, CHUNK):
@@ -52,7 +53,7 @@ def write_corpus(folder: Path, kind: str, pairs: int, vocabulary: int = VOCABULA
 def consume(
     folder: Path, tokens: int, step: float, seconds: float, processes: int
 ) -> dict[str, Any]:
-    """What a consumer of one update every `step` seconds sees of its input for `seconds` seconds."""
+    """Consume an update every `step` seconds, for `seconds` seconds, and measure the waits."""
     batches = Batches(
         TokenStore.open(folder), Data(batch_tokens=tokens, microbatch_tokens=0), seed=0
     )
@@ -95,7 +96,7 @@ def consume(
 
 
 def layout_seconds(batches: Batches) -> float:
-    """Return the CPU seconds in which a core lays out an update, over an epoch, at most 500 updates."""
+    """Return the CPU seconds of a core to lay out an update, over an epoch of at most 500."""
     first = batches.updates_per_epoch
     last = first + min(500, first)
     began = time.thread_time()
@@ -110,7 +111,8 @@ from t2t_flax.config import Data
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.token_store import TokenStore
 
-batches = Batches(TokenStore.open(sys.argv[1]), Data(batch_tokens=int(sys.argv[2]), microbatch_tokens=0), seed=0)
+data = Data(batch_tokens=int(sys.argv[2]), microbatch_tokens=0)
+batches = Batches(TokenStore.open(sys.argv[1]), data, seed=0)
 first = batches.updates_per_epoch
 last = first + min(500, first)
 began = time.thread_time()
@@ -118,14 +120,17 @@ laid_out = [batches.batch(number) for number in range(first, last)]
 seconds = time.thread_time() - began
 fuller = [max(batch.source_tokens, batch.target_tokens) for batch in laid_out]
 slots = sum(batch.shape.size for batch in laid_out)
-print(json.dumps({"ms": 1e3 * seconds / len(fuller), "tokens": sum(fuller) / len(fuller), "fill": sum(fuller) / slots}))
+tokens, fill = sum(fuller) / len(fuller), sum(fuller) / slots
+print(json.dumps({"ms": 1e3 * seconds / len(fuller), "tokens": tokens, "fill": fill}))
 """
-"""Measures the layout of updates in any checkout of this repository."""
+"""Program that measures the layout of updates in any checkout of this repository."""
 
 
 def beside(store: Path, tokens: int, checkout: Path, rounds: int) -> dict[str, Any]:
-    """Return the layout of an update here and in another checkout: CPU milliseconds for a million tokens of the fuller side, in
-    turn, and how many times faster it is here in each round.
+    """Measure the layout of an update here and in another checkout, in turn.
+
+    Returns the CPU milliseconds for a million tokens of the fuller side, and how many times faster
+    it is here in each round.
     """
     folders = {"here": Path.cwd(), "beside": checkout}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
@@ -141,19 +146,22 @@ def beside(store: Path, tokens: int, checkout: Path, rounds: int) -> dict[str, A
         name: [1e6 * each["ms"] / each["tokens"] for each in rows] for name, rows in found.items()
     }
     times = [there / here for here, there in zip(costs["here"], costs["beside"], strict=True)]
+    medians = {name: round(statistics.median(values), 2) for name, values in costs.items()}
     return {
         "batch_tokens": tokens,
-        "ms_for_a_million_tokens": {name: round(statistics.median(values), 2) for name, values in costs.items()},
+        "ms_for_a_million_tokens": medians,
         "fill": {name: round(rows[0]["fill"], 4) for name, rows in found.items()},
         "times_faster": {
-            "median": round(statistics.median(times), 2), "least": round(min(times), 2), "most": round(max(times), 2)
+            "median": round(statistics.median(times), 2),
+            "least": round(min(times), 2),
+            "most": round(max(times), 2),
         },
         "rounds": rounds,
-    }  # fmt: skip
+    }
 
 
 def filling_seconds(batches: Batches, mesh: jax.sharding.Mesh, count: int = 10) -> float:
-    """Return the median CPU seconds in which a core fills the arrays of a batch that is laid out."""
+    """Return the median CPU seconds of a core to fill the arrays of a batch that is laid out."""
     seconds = []
     for number in range(count):
         batch = batches.batch(number)
@@ -170,7 +178,7 @@ def commit_of(checkout: Path) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Rows of Markdown."""
+    """Return rows of Markdown."""
     lines = [
         (
             "| tokens an update | ms a step | waits: median, p99, worst ms | slow-down | layout +"

@@ -1,17 +1,18 @@
-"""Stops training with SIGTERM and SIGKILL, starts it again until it is complete, and compares everything that can be seen
-later with a run that was never stopped.
+"""Stop training with SIGTERM and SIGKILL, complete it, and compare it with a run never stopped.
 
 python -m benchmarks.kill_drill --stops=200
 
-Of each config, one run is stopped by SIGTERM at each call that asks whether to stop (`RunSupervisor.should_stop`), and when it
-goes on, four times at random moments: some time after the n-th beginning of one of `PLACES`, by either signal. The processes are
-those of the command line, forked from one that has imported JAX. benchmarks/results/kill_drill.log gets a line for each run.
-Exit code 1: a run differs.
+Every config has one run that SIGTERM stops at each call that asks whether to stop
+(`RunSupervisor.should_stop`). When it goes on, it is stopped four times at random moments: some
+time after the n-th beginning of one of `PLACES`, by either signal. The processes run the command
+line, forked from one that has imported JAX. benchmarks/results/kill_drill.log gets a line for each
+run. Exit code 1: a run differs.
 
-Compared are: the names of all files; of every checkpoint all metadata and every array (parameters, optimizer state, moving
-average); which checkpoints the last two regular and the best ones are; metrics.jsonl; the records with their names and texts; all
-other files of the workdir; an exported model. Not compared are times (seconds, tokens per second, utilization, time stamps) and
-the names under which Orbax stores parts of arrays.
+Compared are: the names of all files; all metadata and every array of every checkpoint (parameters,
+optimizer state, moving average); the set of the last two regular checkpoints and the best ones;
+metrics.jsonl; the records with their names and texts; all other files of the workdir; an exported
+model. Not compared are times (seconds, tokens per second, utilization, time stamps) and the names
+under which Orbax stores parts of arrays.
 """
 
 import argparse
@@ -52,34 +53,49 @@ PLACES = {
     "writing a record": "t2t_flax.evaluation.evaluate:write_record",
     "export": "t2t_flax.extensions.interop.export:export",
 }
-"""By the name of the phase: the function with which it begins."""
+"""Name of each phase, and the function with which it begins."""
 FUNCTIONS = PLACES | {ASKING: "t2t_flax.distributed.supervisor:RunSupervisor.should_stop"}
 BASE = {
-    "data.train": "toy:train:300", "data.valid": "toy:valid:6", "data.test": "toy:test:6", "data.vocab_size": 300,
-    "data.byte_fallback": "false", "data.max_length": 64, "data.pack_length": 64, "data.batch_tokens": 512,
-    "data.num_workers": 1, "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 4, "model.num_encoder_layers": 1,
-    "model.num_decoder_layers": 1, "model.dropout": 0.1, "model.pad_vocab_to_multiple": 8, "optimizer.warmup_steps": 10,
-    "train.steps": 7, "checkpoint.every_steps": 2, "checkpoint.keep_last": 2, "checkpoint.keep_best": 1,
-    "checkpoint.average_last": 2, "eval.every_steps": 3, "eval.decode_every_steps": 4, "eval.metric": "bleu",
+    "data.train": "toy:train:300", "data.valid": "toy:valid:6", "data.test": "toy:test:6",
+    "data.vocab_size": 300, "data.byte_fallback": "false", "data.max_length": 64,
+    "data.pack_length": 64, "data.batch_tokens": 512, "data.num_workers": 1, "model.d_model": 16,
+    "model.d_ff": 32, "model.num_heads": 4, "model.num_encoder_layers": 1,
+    "model.num_decoder_layers": 1, "model.dropout": 0.1, "model.pad_vocab_to_multiple": 8,
+    "optimizer.warmup_steps": 10, "train.steps": 7, "checkpoint.every_steps": 2,
+    "checkpoint.keep_last": 2, "checkpoint.keep_best": 1, "checkpoint.average_last": 2,
+    "eval.every_steps": 3, "eval.decode_every_steps": 4, "eval.metric": "bleu",
     "eval.bootstrap_samples": 10, "log.every_steps": 3, "trackers.names": "",
-    "decode.max_length_offset": 3, "decode.beam_size": 2,
-    "decode.batch_size": 3, "mesh.cpu_devices": 1, "distributed.heartbeat_timeout": 8, "distributed.initialization_timeout": 120,
+    "decode.max_length_offset": 3, "decode.beam_size": 2, "decode.batch_size": 3,
+    "mesh.cpu_devices": 1, "distributed.heartbeat_timeout": 8,
+    "distributed.initialization_timeout": 120,
 }  # fmt: skip
 CONFIGS = {
     "packed": {},
     "buckets": {"data.batching": "buckets", "data.pack_length": None},
-    "padded tokens": {"recipes.batch_groups": 4, "data.batch_tokens": 1024, "data.pack_length": None},
-    "mixture": {"data.train": "many=toy:train:200; few=toy:train:60", "mixtures.shares": "many=1, few=1; 4: few=1"},
+    "padded tokens": {
+        "recipes.batch_groups": 4,
+        "data.batch_tokens": 1024,
+        "data.pack_length": None,
+    },
+    "mixture": {
+        "data.train": "many=toy:train:200; few=toy:train:60",
+        "mixtures.shares": "many=1, few=1; 4: few=1",
+    },
     "BPE dropout": {"subwords.bpe_dropout": 0.1},
     "LoRA": {"finetuning.lora_rank": 2},
     "EMA": {"optimizer.ema_decay": 0.9, "data.microbatch_tokens": 128},
     "epochs": {
-        "data.batch_tokens": 4096, "checkpoint.every_steps": 0, "checkpoint.every_epochs": 1, "eval.every_steps": 0,
-        "eval.every_epochs": 1, "eval.decode_every_steps": 0, "eval.metric": "nll",
+        "data.batch_tokens": 4096,
+        "checkpoint.every_steps": 0,
+        "checkpoint.every_epochs": 1,
+        "eval.every_steps": 0,
+        "eval.every_epochs": 1,
+        "eval.decode_every_steps": 0,
+        "eval.metric": "nll",
     },
     "patience": {"eval.patience": 1, "eval.decode_every_steps": 2, "train.steps": 30},
     "two processes": {"mesh.data": 2},
-}  # fmt: skip
+}
 LATER = 4
 """Random stops of a run after its first one."""
 EXPORTED = "packed"
@@ -95,7 +111,11 @@ ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """A signal, `seconds` after the `nth` call of the function with which `place` begins. process: which of several gets it."""
+    """A signal, `seconds` after the `nth` call of the function with which `place` begins.
+
+    Attributes:
+      process: the number of the process that gets it.
+    """
 
     place: str
     nth: int
@@ -111,8 +131,9 @@ class Stop:
 def run_command(
     arguments: list[str], environment: dict[str, str], stop: Stop | None, log: Path
 ) -> None:
-    """The body of a process: the command, with a stop. Writes how often each place began to LOG.counts, LOG.stopped before the
-    signal.
+    """Run the command in this process, with a stop.
+
+    Writes the count of beginnings of each place to LOG.counts, and LOG.stopped before the signal.
     """
     os.environ.update(environment)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -148,7 +169,7 @@ def run_command(
 
 
 def _call_first(name: str, callback: Any) -> None:
-    """Replaces the function MODULE:NAME by one that calls `callback` with the first argument before."""
+    """Replace the function MODULE:NAME by one that calls `callback` with its first argument."""
     module, _, path = name.partition(":")
     owner: Any = importlib.import_module(module)
     *parents, attribute = path.split(".")
@@ -198,7 +219,10 @@ class Runs:
     def _run(
         self, arguments: list[str], workdir: Path, name: str, stop: Stop | None
     ) -> tuple[int, bool]:
-        """(exit code of the process that gets the signal, whether the signal was sent). Raises Difference where one hangs."""
+        """Return (exit code of the process that gets the signal, whether the signal was sent).
+
+        Raises Difference where a process hangs.
+        """
         count = 2 if name == "two processes" else 1
         mark = log_of(workdir, stop.process if stop else 0).with_suffix(".stopped")
         mark.unlink(missing_ok=True)
@@ -242,7 +266,7 @@ def free_port() -> int:
 
 @dataclasses.dataclass
 class Drill:
-    """The undisturbed runs, by config: what is visible, and how often each place begins."""
+    """The undisturbed runs, by config: their visible contents, and how often each place begins."""
 
     runs: Runs
     whole: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
@@ -261,7 +285,10 @@ class Drill:
     def stop_and_compare(
         self, number: int, name: str, first: Stop, rng: random.Random, note: Callable
     ) -> int:
-        """Stops a run at `first` and then at random moments, completes and compares it; returns how many signals were sent."""
+        """Stop a run at `first` and at random moments, complete and compare it.
+
+        Returns how many signals were sent.
+        """
         workdir, sent, failure = self.runs.folder / f"{number} {name}", [], ""
         stops = [first, *(self.random_stop(name, rng) for _ in range(LATER)), None]
         commands = [(self.runs.train, stop) for stop in stops]
@@ -303,7 +330,7 @@ class Drill:
 
 
 def main() -> int:
-    """Runs the drill; 0 where all runs are equal."""
+    """Run the drill; return 0 where all runs are equal."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

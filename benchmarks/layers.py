@@ -1,8 +1,9 @@
-"""What the statistics of layers cost: seconds of an update, and of what inspection.layers_every adds to every n-th one.
+"""Seconds of an update, and the seconds that inspection.layers_every adds to every n-th one.
 
     python -m benchmarks.layers --config=toy --updates=40 --out=benchmarks/results/layers.json
 
-Updates of a config and their measuring, in turns; medians. --config.KEY=VALUE changes keys of the config.
+Medians of updates of a config and their measuring, in turns. --config.KEY=VALUE changes keys of the
+config.
 """
 
 import dataclasses
@@ -69,7 +70,7 @@ def measure(config: Config, updates: int, folder: epath.Path) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> None:
-    """Measures and writes the record."""
+    """Measure and write the record."""
     parser = arguments.parser("layers", __doc__)
     arguments.add_config(parser)
     parser.add_argument("--updates", type=arguments.count(1), default=40)

@@ -1,10 +1,11 @@
-"""Seconds to the first update of a mixture of two sources, with 1 and 99 of 100 pairs at shares 1:9, and memory of 100 updates.
+"""Seconds to the first update of a mixture of two sources, and the memory of 100 updates.
 
     python -m benchmarks.mixture --pairs=1000000,100000000 --out=benchmarks/results/mixture.json
 
-`train` with configs/toy.py, in new workdirs, on token stores of random ids that take the place of a small prepared one: once with
-nothing verified, planned, compiled or in the file cache, once with all of it, once with all but the file cache. 120 bytes of disk
-a pair (TMPDIR).
+One source has 1 % of the pairs, the other 99 %, at shares 1:9. Runs `train` with configs/toy.py, in
+new workdirs, on token stores of random ids that replace a small prepared one: once with nothing
+verified, planned, compiled or in the file cache, once with all of it, once with all but the file
+cache. Needs 120 bytes of disk a pair (TMPDIR).
 """
 
 import argparse
@@ -26,16 +27,19 @@ from t2t_flax.data.token_store import VERIFIED, StoreWriter
 from t2t_flax.tasks import task_of
 
 KEYS = {
-    "data.train": "small=toy:train:2000; large=toy:train:3000", "data.test": "", "mixtures.shares": "small=1, large=9",
-    "train.steps": "100", "eval.every_steps": "0",
-}  # fmt: skip
+    "data.train": "small=toy:train:2000; large=toy:train:3000",
+    "data.test": "",
+    "mixtures.shares": "small=1, large=9",
+    "train.steps": "100",
+    "eval.every_steps": "0",
+}
 CACHED = "all verified and cached"
 STARTS = "nothing verified or cached", CACHED, "verified, not in the file cache"
 _CHUNK = 1_000_000
 
 
 def write_store(folder: Path, pairs: int) -> Path:
-    """A training store of so many made-up pairs in the cache `folder`."""
+    """Write a training store of `pairs` made-up pairs into the cache `folder`."""
     config = load_config("configs/toy.py", KEYS | {"data.cache": str(folder)})
     corpus = prepare_corpus(task_of(config), folder.with_name("prepared"))
     store, sizes = corpus.train.folder, corpus.tokenizers.vocab_sizes
@@ -66,7 +70,10 @@ def write_store(folder: Path, pairs: int) -> Path:
 
 
 def start(folder: Path, workdir: str) -> dict[str, float]:
-    """Of a training with the cache in `folder`. Memory: the most of one process, and the most mapped files of one."""
+    """Train with the cache in `folder`, and return its seconds and memory.
+
+    Memory: the most of one process, and the most mapped files of one.
+    """
     most, end = [0.0, 0.0], threading.Event()
 
     def watch() -> None:
@@ -99,7 +106,7 @@ def start(folder: Path, workdir: str) -> dict[str, float]:
 
 
 def measure(folder: Path, pairs: int) -> dict[str, Any]:
-    """The starts, in order."""
+    """Return the starts, in order."""
     store, rows = write_store(folder / "cache", pairs), {}
     (store / VERIFIED).unlink(missing_ok=True)
     for number, name in enumerate(STARTS):
@@ -116,14 +123,14 @@ def measure(folder: Path, pairs: int) -> dict[str, Any]:
 
 
 def forget(path: Path) -> None:
-    """Removes a file from the file cache."""
+    """Remove a file from the file cache."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def main(argv: list[str]) -> None:
-    """Measures and writes the record."""
+    """Measure and write the record."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.mixture",
         description=__doc__,

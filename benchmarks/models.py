@@ -48,15 +48,20 @@ SIZES: dict[str, dict[str, Any]] = {
         row=32,
     ),
 }
-"""tiny: Multi30k's sentence lengths and vocabulary. base: the paper's model, WMT's lengths. `tokens`: real target tokens
-of a training batch. `row`: length of packed rows; no sentence is longer than 4 less."""
+"""Sizes of models. tiny: Multi30k's sentence lengths and vocabulary. base: the paper's, WMT's.
+
+`tokens`: real target tokens of a training batch. `row`: length of packed rows; no sentence is
+longer than 4 less.
+"""
 
 
 def draw_pairs(
     size: dict[str, Any], count: int, seed: int = 0
 ) -> list[tuple[list[int], list[int]]]:
-    """`count` pairs of id lists that end with EOS: source lengths gamma-distributed with shape 6, as those of real
-    corpora are; target lengths within about 15 % of them; words uniform.
+    """Return `count` pairs of id lists that end with EOS.
+
+    Source lengths are gamma-distributed with shape 6, as in real corpora; target lengths differ by
+    about 15 %; words are uniform.
     """
     rng = np.random.default_rng(seed)
     longest = size["row"] - 4
@@ -76,10 +81,11 @@ def draw_pairs(
 def training_batches(
     size: dict[str, Any], count: int, seed: int = 0
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """`count` batches (source, target), int32 [B, S] and [B, T], zero-padded to the longest of the batch.
+    """Return `count` batches (source, target), int32 [B, S] and [B, T], padded with zeros.
 
-    An epoch of at least 40 batches is sorted by length and cut into batches of at most `tokens` real target tokens; the
-    batches returned are spread evenly over it, from short sentences to long ones.
+    An epoch of at least 40 batches is sorted by length and cut into batches of at most `tokens`
+    real target tokens; the returned batches are spread evenly over it, from short sentences to long
+    ones.
     """
     total = 40 * size["tokens"]
     pairs = draw_pairs(size, int(total / size["mean_length"]) + 1, seed)
@@ -104,7 +110,7 @@ def padded(rows: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def save_batches(path: str | os.PathLike, batches: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Writes batches to an .npz file."""
+    """Write batches to an .npz file."""
     np.savez(
         path,
         **{
@@ -116,7 +122,7 @@ def save_batches(path: str | os.PathLike, batches: list[tuple[np.ndarray, np.nda
 
 
 def load_batches(path: str | os.PathLike) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The batches that `save_batches` wrote."""
+    """Return the batches that `save_batches` wrote."""
     with np.load(path) as arrays:
         return [(arrays[f"s{i}"], arrays[f"t{i}"]) for i in range(len(arrays.files) // 2)]
 
@@ -128,5 +134,5 @@ def sinusoids(length: int, d_model: int) -> np.ndarray:
 
 
 def read_json(path: str | os.PathLike) -> Any:
-    """The content of a JSON file."""
+    """Return the content of a JSON file."""
     return json.loads(Path(path).read_text())

@@ -1,9 +1,12 @@
-"""The best learning rates of models of several widths or depths, with the rules of config.mup and without, from the runs of a
-sweep: whether the best of the base model is the best of the others.
+"""Best learning rates by width or depth, with and without the rules of config.mup, from a sweep.
+
+They show whether the best rate of the base model is the best of the others.
 
 python -m t2t_flax sweep --sweep=configs/sweeps/sizes.py --workdir=sweeps/widths --parallel=2
-python -m benchmarks.mup sweeps/widths --picture=docs/mup_transfer.svg --out=benchmarks/results/mup.json
-python -m benchmarks.mup sweeps/depths --of=depth --picture=docs/mup_depths.svg --out=benchmarks/results/mup_depth.json
+python -m benchmarks.mup sweeps/widths --picture=docs/mup_transfer.svg \\
+    --out=benchmarks/results/mup.json
+python -m benchmarks.mup sweeps/depths --of=depth --picture=docs/mup_depths.svg \\
+    --out=benchmarks/results/mup_depth.json
 """
 
 import argparse
@@ -30,7 +33,7 @@ Losses = dict[float, list[float]]
 
 
 def read(sweep: Path, of: str) -> dict[str, dict[int, Losses]]:
-    """The losses at the end of all runs that have ended, by rule and size. Those of the base size are in both."""
+    """Return the losses of all ended runs, by rule and size. Both rules have the base size."""
     runs = []
     name, base_key, _ = SIZES[of]
     for workdir in sorted((sweep / "trials").iterdir()):
@@ -62,7 +65,9 @@ def read(sweep: Path, of: str) -> dict[str, dict[int, Losses]]:
 
 
 def best_rate(losses: Mapping[float, float]) -> tuple[float, bool]:
-    """(The lowest point of the parabola in log rate through the best rate and its neighbours, whether the best is inside): the
+    """Return the best rate, and whether it is inside the grid.
+
+    It is the lowest point of the parabola in log rate through the best rate and its neighbours; the
     best rate itself where it is the first or last, or a neighbour diverged.
     """
     rates = sorted(losses)
@@ -75,8 +80,9 @@ def best_rate(losses: Mapping[float, float]) -> tuple[float, bool]:
 
 
 def summary(by_size: Mapping[int, Losses]) -> dict[int, dict[str, object]]:
-    """Of each size: the best rate, as a multiple of the smallest one's too, and of each seed; the loss at the rate of the grid
-    that is best at the smallest size.
+    """Summarise each size: its best rates, and the loss at the smallest size's best rate.
+
+    The best rate is given as a number, as a multiple of the smallest size's, and by seed.
     """
     means = {
         size: {rate: float(np.mean(x)) for rate, x in losses.items()}

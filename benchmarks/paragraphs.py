@@ -1,4 +1,4 @@
-"""Paragraphs made of the lines of a test set: how well they are split, and BLEU with and without --split-sentences.
+"""Split paragraphs made of the lines of a test set: agreement, and BLEU with --split-sentences.
 
 python -m benchmarks.paragraphs --source=newstest2014.en --language=en
 python -m benchmarks.paragraphs --source=test.en --target=test.de --workdir=runs/m30k
@@ -12,7 +12,7 @@ from benchmarks.record import command_of, machine, publish, shown_workdir
 
 
 def boundaries(sentences: list[str]) -> set[int]:
-    """Where a text is cut, counted in characters other than spaces."""
+    """Return the cuts of a text, counted in characters other than spaces."""
     ends, total = set(), 0
     for sentence in sentences:
         total += len("".join(sentence.split()))
@@ -21,7 +21,7 @@ def boundaries(sentences: list[str]) -> set[int]:
 
 
 def agreement(groups: list[list[str]], language: str) -> dict[str, float]:
-    """Of the places between the sentences of paragraphs: how many are found, and how many of those found are right."""
+    """Return the shares of sentence ends that are found, and of found ends that are right."""
     from t2t_flax.extensions.shared.sentences import split
 
     right = found = there = 0
@@ -41,7 +41,7 @@ def agreement(groups: list[list[str]], language: str) -> dict[str, float]:
 def scores(
     workdir: str, overrides: dict[str, str], groups: list[list[str]], targets: list[list[str]]
 ) -> dict[str, Any]:
-    """sacreBLEU of the paragraphs: of one search each, of their sentences as split, and of their sentences as they were."""
+    """Return sacreBLEU of the paragraphs, translated whole, as split, and as they were."""
     import sacrebleu
 
     from t2t_flax.cli.arguments import prepare_to_load
@@ -73,7 +73,7 @@ def _words(lines: list[str]) -> int:
 
 
 def main(argv: list[str]) -> None:
-    """Measures and prints the record."""
+    """Measure and print the record."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.paragraphs",
         description=__doc__,

@@ -1,10 +1,10 @@
-"""Wall time, CPU time and memory of preparing a corpus, by phase, and the core-hours that 36 million pairs need.
+"""Wall time, CPU time and memory of preparing a corpus, by phase; core-hours of 36 million pairs.
 
     python -m benchmarks.prepare --pairs=1000000 --out=benchmarks/results/prepare.json
 
-Synthetic pairs: words by a Zipf law. Real pairs, with --data or T2T_FLAX_DATA: those of Multi30k,
-each time with the words turned round by one more. Each corpus in a process of its own, with configs/text.py and a vocabulary of
-16,000; overrides may be given.
+Synthetic pairs: words by a Zipf law. Real pairs, with --data or T2T_FLAX_DATA: Multi30k, each time
+with the words turned round by one more. Each corpus has a new process, with configs/text.py and a
+vocabulary of 16,000; overrides may be given.
 """
 
 import argparse
@@ -39,7 +39,7 @@ PHASES = {
     "tokenise train": "encode",
     "plan the updates": "plan",
 }
-"""Other stages, such as those of filters, keep their names."""
+"""Short names of stages; others, such as filters, keep their names."""
 WMT_PAIRS = 36_000_000
 """English-French, section 5.1."""
 _BLOCK = 10_000
@@ -83,8 +83,10 @@ def real_pairs(data: Path) -> Iterator[tuple[str, str]]:
 
 
 class Phases:
-    """A `Report`. Of each phase: its seconds, the CPU time of this process and of it with its children, and the largest resident
-    memory of these.
+    """`Report` that measures each phase.
+
+    It records its seconds, the CPU time of this process, alone and with its children, and their
+    largest resident memory.
     """
 
     def __init__(self) -> None:
@@ -121,7 +123,10 @@ class Phases:
 
 
 def _clocks() -> tuple[float, float, float]:
-    """(wall time, CPU seconds of this process, of it with its children, those that have ended included)."""
+    """Return (wall time, CPU seconds of this process, the same with its children).
+
+    Children that have ended count.
+    """
     own = time.process_time()
     ended = psutil.Process().cpu_times()
     children = of_processes(lambda process: sum(process.cpu_times()[:2]))[1:]
@@ -133,7 +138,7 @@ def _clocks() -> tuple[float, float, float]:
 
 
 def of_processes(value: Callable[[psutil.Process], float]) -> list[float]:
-    """Of this process and its children."""
+    """Return the values of this process and its children."""
     values, own = [], psutil.Process()
     for process in (own, *own.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -147,7 +152,10 @@ def measure(
     count: int,
     overrides: dict[str, str],
 ) -> dict[str, Any]:
-    """Prepares the first `count` pairs, written to files, in a new folder. Memory is resident, that of its processes together."""
+    """Prepare the first `count` pairs, written to files, in a new folder.
+
+    Memory is resident, the sum over its processes.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with open(folder / "train.en", "w") as source, open(folder / "train.de", "w") as target:
@@ -190,7 +198,7 @@ def measure(
 
 
 def main(argv: list[str]) -> None:
-    """Measures and writes the record."""
+    """Measure and write the record."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.prepare",
         description=__doc__,

@@ -1,9 +1,10 @@
-"""Where the time of a train step and of a beam search goes on one core: by group of operations, products with their GFLOP/s.
+"""Profile a train step and a beam search on one core: time and GFLOP/s by group of operations.
 
     python -m benchmarks.profile --out=benchmarks/results/profile.json
 
-A batch of `benchmarks.training`, or sentences of `benchmarks.decoding`, of middle length, a few times under JAX's profiler; of
-each instruction the fastest repetition. XLA fuses operations: a fusion counts to the first group of `group_of` that it fits.
+JAX's profiler measures a batch of `benchmarks.training`, or sentences of `benchmarks.decoding`, of
+middle length, a few times; the fastest repetition of each instruction counts. XLA fuses operations:
+a fusion counts to the first group of `group_of` that it fits.
 """
 
 import argparse
@@ -21,9 +22,14 @@ from benchmarks.record import command_of, machine, publish
 from benchmarks.rounds import Engine, run
 
 PARTS = (
-    "training_tiny", "training_base", "training_base_bfloat16", "decoding_tiny", "decoding_base", "decoding_base_bfloat16",
+    "training_tiny",
+    "training_base",
+    "training_base_bfloat16",
+    "decoding_tiny",
+    "decoding_base",
+    "decoding_base_bfloat16",
     "decoding_toy",
-)  # fmt: skip
+)
 SENTENCES, BEAM = 32, 4
 PRODUCTS, REST = "matrix products", "between operations: XLA's scheduler, Python"
 _MOVES = {
@@ -41,7 +47,10 @@ _MOVES |= {"parameter", "constant", "tuple", "get-tuple-element", "fusion"}
 
 
 def group_of(instruction: dict[str, Any], table_rows: int) -> tuple[str, str]:
-    """(group of operations, for a product what it multiplies) of an instruction of `engines.ours_profile`."""
+    """Return an instruction's (group of operations, multiplied matrices if it is a product).
+
+    The instruction comes from `engines.ours_profile`.
+    """
     name, opcodes, sizes = instruction["op_name"], set(instruction["opcodes"]), instruction["sizes"]
     if product := instruction["product"]:
         batch, rows, contracted, _ = product
@@ -84,7 +93,7 @@ def group_of(instruction: dict[str, Any], table_rows: int) -> tuple[str, str]:
 def task_of(
     part: str, folder: Path, repeats: int, environments: Environments
 ) -> tuple[dict[str, Any], str]:
-    """(the task of `engines.ours_profile`, what it runs)."""
+    """Return (the task of `engines.ours_profile`, a description of it)."""
     kind, name, *precision = part.split("_")
     size = SIZES["tiny" if name == "toy" else name]
     task = {
@@ -118,7 +127,7 @@ def task_of(
 
 
 def summary(result: dict[str, Any], what: str) -> dict[str, Any]:
-    """A part's entry in the record: shares of the time by group, and of the kinds of products with their GFLOP/s."""
+    """Return a part's entry in the record: shares of the time by group and by kind of product."""
     shares: collections.Counter = collections.Counter()
     products = collections.defaultdict(
         lambda: {"seconds": 0.0, "flops": 0.0, "shapes": collections.Counter()}
@@ -170,7 +179,7 @@ def _three(value: float) -> float:
 
 
 def main(argv: list[str]) -> None:
-    """Measures the parts and writes the record."""
+    """Measure the parts and write the record."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.profile",
         description=__doc__,

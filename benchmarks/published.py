@@ -1,10 +1,12 @@
-"""Published recipes that one accelerator trains in minutes: preparation on a CPU, then training and the score.
+"""Train published recipes that take one accelerator minutes, after preparation on a CPU.
 
-    python -m benchmarks.published --data=DATA --prepared=DIR [--recipes=multi30k,envi_t2t] [--config.KEY=VALUE]
+    python -m benchmarks.published --data=DATA --prepared=DIR [--recipes=multi30k,envi_t2t] \\
+        [--config.KEY=VALUE]
 
-copies the texts of DATA/multi30k and DATA/iwslt15-envi, by the names in the presets, into DIR and prepares a workdir for each
-recipe. DIR can be moved to the machine with the accelerator, where `benchmarks.accelerator --prepared=DIR` trains its workdirs.
-It trains as `train` does: stopped by its time limit it is scored as it is, and a later call goes on from there.
+This command copies the texts of DATA/multi30k and DATA/iwslt15-envi, by the names in the presets,
+into DIR and prepares a workdir for each recipe. DIR can be moved to the machine with the
+accelerator. There, `benchmarks.accelerator --prepared=DIR` trains its workdirs as `train` does. A
+run that its time limit stops is scored in its current state, and a later call goes on from there.
 """
 
 import shutil
@@ -24,7 +26,7 @@ from t2t_flax.json_file import parse_json
 
 
 class Recipe(NamedTuple):
-    """A preset with keys, and what was published of it.
+    """A preset with keys, and its published score.
 
     Attributes:
       folder: holds the text.
@@ -43,8 +45,9 @@ class Recipe(NamedTuple):
     keys: dict[str, str] = {}
 
 
-# Published in float32, which a GPU multiplies many times slower, and with batches counted with padding, which need several
-# programs, each compiled for a minute. 3,400 real tokens are about as many as 4,096 with padding hold.
+# Published in float32, which a GPU multiplies many times slower, and with batches counted with
+# padding, which need several programs, each compiled for a minute. 3,400 real tokens are about as
+# many as 4,096 with padding hold.
 _FAST = {"train.precision": "bfloat16", "recipes.batch_groups": "0", "data.batch_tokens": "3400"}
 RECIPES = {
     "multi30k": Recipe("wu2021_tiny", "multi30k", "tokenized_bleu", 41.02, average=10, seconds=240),
@@ -107,9 +110,8 @@ def train(name: str, prepared: Path, seconds: float, overrides: dict[str, str]) 
     began = time.monotonic()
     code, error = _run(["train", *flags, *config], seconds - EVALUATION)
     chosen = [[f"--average={recipe.average}"], []] if recipe.average else [[]]
-    for average in (
-        chosen if code == STOPPED else ()
-    ):  # a run that is stopped early may lack checkpoints
+    # A run that is stopped early may lack checkpoints.
+    for average in chosen if code == STOPPED else ():
         code, error = _run(
             ["evaluate", *flags, *average, *config[1:]], seconds - (time.monotonic() - began)
         )
@@ -119,7 +121,7 @@ def train(name: str, prepared: Path, seconds: float, overrides: dict[str, str]) 
 
 
 def _run(words: list[str], seconds: float) -> tuple[int, str]:
-    """Return the exit code and the last line of errors of a command; after `seconds` it gets SIGTERM."""
+    """Return a command's exit code and last line of errors; after `seconds` it gets SIGTERM."""
     command = [sys.executable, "-m", "t2t_flax", *words]
     with subprocess.Popen(
         command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, env=variables()
@@ -134,7 +136,7 @@ def _run(words: list[str], seconds: float) -> tuple[int, str]:
 
 
 def _row(recipe: Recipe, workdir: Path) -> dict[str, Any]:
-    """Read what the run has written until now."""
+    """Read the current results of a run."""
     from t2t_flax.training.progress import read_metrics
 
     lines = read_metrics(workdir)

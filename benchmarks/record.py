@@ -13,7 +13,7 @@ from t2t_flax.process_setup import cpu_info
 
 
 def machine() -> dict[str, str | int]:
-    """JAX's name of the device, the CPU with its generation and vector instructions, and the number of cores."""
+    """Return JAX's name of the device, the CPU's name and features, and the number of cores."""
     import jax  # here, because a benchmark of PyTorch's side runs without it
 
     lines = cpu_info().splitlines()
@@ -34,7 +34,7 @@ _OF_THIS_MACHINE = ("--out=", "--beside=", "--environments=", "--no-install")
 
 
 def command_of(benchmark: str, argv: Sequence[str]) -> str:
-    """The command in a record: as it was given, without what is of this machine alone."""
+    """Return the given command, without flags that only concern this machine."""
     words: list[str] = []
     for word in argv:  # "--out FILE" as "--out=FILE"
         if (
@@ -55,12 +55,12 @@ def command_of(benchmark: str, argv: Sequence[str]) -> str:
 
 
 def shown_workdir(workdir: str) -> str:
-    """A workdir without the folders of this machine."""
+    """Return a workdir without the folders of this machine."""
     return workdir if is_name(workdir) else f"runs/{Path(workdir).name}"
 
 
 def publish(record: dict[str, Any], out: str | None) -> None:
-    """Prints a record; also writes it to the file `out`, if given."""
+    """Print a record; also write it to the file `out`, if given."""
     text = json.dumps(record, indent=2) + "\n"
     if out:
         atomic_write(out, text)

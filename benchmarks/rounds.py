@@ -1,7 +1,7 @@
 """Engines measured in turn: one child process for each engine and round.
 
-A round runs every engine once, one after the other, so that a change of the machine's speed hits them alike; ratios are
-computed within rounds.
+A round runs every engine once, one after the other, so that a change of the machine's speed hits
+them alike; ratios are computed within rounds.
 """
 
 import dataclasses
@@ -24,10 +24,15 @@ PEER_HOME = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """A child process that measures: `python -m benchmarks.engines.MODULE TASK.json` in an environment ("" = our own).
+    """A child process that measures: `python -m benchmarks.engines.MODULE TASK.json`.
 
-    task: its part of the task. preload_tcmalloc: LD_PRELOAD. needs: raises Unavailable where the machine lacks something.
-    variants: other tasks of the same engine; the first round tries each and later rounds run the best of them.
+    Attributes:
+      environment: name of the peer whose environment it has; "" for our own.
+      task: its part of the task.
+      preload_tcmalloc: set LD_PRELOAD.
+      needs: raises Unavailable where the machine lacks something.
+      variants: other tasks of the same engine; the first round tries each, later rounds run the
+      best.
     """
 
     name: str
@@ -41,7 +46,7 @@ class Engine:
 
 
 def run(engine: Engine, task: dict[str, Any], environments: Environments) -> dict[str, Any]:
-    """The result of one child process. Raises Unavailable with the reason if there is none."""
+    """Return the result of one child process. Raises Unavailable with the reason if it has none."""
     python = environments.python(engine.environment)
     more = dict(PEER_HOME, OMP_NUM_THREADS=str(task["threads"]))
     if engine.preload_tcmalloc:
@@ -77,10 +82,13 @@ def measure(
     environments: Environments,
     speed: Callable[[dict[str, Any]], float],
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
-    """Runs all engines `rounds` times in turn; returns (results by engine, reasons of those that were skipped).
+    """Run all engines `rounds` times in turn; return (results by engine, reasons to skip one).
 
-    `speed` of a result: higher is better; chooses among variants. An engine for which the machine lacks something is skipped, as
-    is a peer that cannot run; exits if one of our own engines fails.
+    An engine is skipped where the machine lacks something; a peer also where it cannot run. Exits
+    if one of our own engines fails.
+
+    Args:
+      speed: of a result; higher is better; chooses among variants.
     """
     results: dict[str, list[dict[str, Any]]] = {}
     skipped: dict[str, str] = {}
@@ -129,23 +137,27 @@ def _run_variants(engine, task, environments, earlier, speed) -> dict[str, Any]:
 
 
 def needs_gpu() -> None:
-    """Raises Unavailable where there is none."""
+    """Raise Unavailable where there is none."""
     if runs_on_cpu():
         raise Unavailable("for GPUs")
 
 
 def spread(values: Sequence[float], digits: int = 4) -> dict[str, Any]:
-    """Median, smallest, largest and all values, rounded to `digits` significant digits."""
+    """Return median, smallest, largest and all values, rounded to `digits` significant digits."""
     rounded = [float(f"{value:.{digits}g}") for value in values]
-    return {"median": float(f"{statistics.median(values):.{digits}g}"), "min": min(rounded), "max": max(rounded),
-            "all": rounded}  # fmt: skip
+    return {
+        "median": float(f"{statistics.median(values):.{digits}g}"),
+        "min": min(rounded),
+        "max": max(rounded),
+        "all": rounded,
+    }
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    """The spread of ours / theirs, round by round."""
+    """Return the spread of ours / theirs, round by round."""
     return spread([a / b for a, b in zip(ours, theirs, strict=False)])
 
 
 def threads() -> int:
-    """The cores that this process may use."""
+    """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -15,7 +15,7 @@ class Difference(Exception):
 
 
 def visible(workdir: Path) -> dict[str, Any]:
-    """{what: its value} of everything that a user may look at in a workdir, but times and its own name."""
+    """Return everything that a user may look at in a workdir, except times and its own name."""
     from t2t_flax.evaluation.restore import load
 
     found: dict[str, Any] = {}
@@ -48,7 +48,7 @@ def visible(workdir: Path) -> dict[str, Any]:
 
 
 def arrays(checkpoints: Path) -> dict[str, bytes]:
-    """The bytes of every array of every checkpoint."""
+    """Return the bytes of every array of every checkpoint."""
     import jax
     import numpy as np
     import orbax.checkpoint as ocp
@@ -79,7 +79,7 @@ def without_times(value: Any) -> Any:
 
 
 def compare(whole: dict[str, Any], stopped: dict[str, Any]) -> None:
-    """Raises Difference, naming what differs."""
+    """Raise Difference, naming the difference."""
     if more := sorted(stopped.keys() - whole.keys()):
         raise Difference(f"only in the stopped run: {more[:8]}")
     if missing := sorted(whole.keys() - stopped.keys()):

@@ -20,8 +20,12 @@ from t2t_flax.extensions.scaling.points import Point, RunPoint
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A law with known parameters `theta`, at inputs relative to their geometric means. noise: standard deviation of a run's log
-    loss; half of its variance is common to the seeds of a point. further: where the law predicts.
+    """A law with known parameters `theta`, at inputs relative to their geometric means.
+
+    Attributes:
+      noise: standard deviation of a run's log loss; half of its variance is common to the seeds of
+      a point.
+      further: inputs at which the law predicts.
     """
 
     name: str
@@ -66,14 +70,14 @@ SEEDS = 2
 
 
 def noisy(case: Case, inputs: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Losses as measured, the mean of `SEEDS` runs each."""
+    """Draw losses as measured, each the mean of `SEEDS` runs."""
     common = rng.standard_normal(len(inputs))
     own = rng.standard_normal((SEEDS, len(inputs))).mean(0)
     return np.exp(case.log_losses(inputs) + case.noise * np.sqrt(0.5) * (common + own))
 
 
 def coverage(name: str, *, sets: int, draws: int, seed: int = 0) -> dict[str, float]:
-    """The share of data sets whose interval holds each parameter, and a new point's loss."""
+    """Return the share of data sets whose interval holds each parameter, and a new point's loss."""
     case, rng, law = CASES[name], np.random.default_rng(seed), LAWS[name]
     truth = dict(zip(law.names, law.values(np.array(case.theta)).tolist(), strict=True))
     held: Counter[str] = Counter()
@@ -89,11 +93,11 @@ def coverage(name: str, *, sets: int, draws: int, seed: int = 0) -> dict[str, fl
 
 
 EXPONENT = 0.45
-"""Of N_opt in FLOPs, of the iso-FLOP profiles."""
+"""Exponent of N_opt in FLOPs for the iso-FLOP profiles."""
 
 
 def coverage_of_profiles(*, sets: int, draws: int, seed: int = 0) -> dict[str, float]:
-    """As `coverage`, of the exponent by parabolas: five budgets of six sizes each."""
+    """Measure as `coverage` the exponent by parabolas: five budgets of six sizes each."""
     rng, held = np.random.default_rng(seed), 0
     for number in range(sets):
         points = []

@@ -1,10 +1,12 @@
-"""Lines per second and latencies of `serve` under the load of clients that each send one line after the other:
+"""Lines per second and latencies of `serve` while clients each send one line after the other.
 
-    python -m benchmarks.serving --workdir=pretrained:toy --clients=64 --seconds=20 --rounds=3 --hostile=8 --requests=20000
+    python -m benchmarks.serving --workdir=pretrained:toy --clients=64 --seconds=20 --rounds=3 \\
+        --hostile=8 --requests=20000
 
-The lines are those of the run's data.test. Clients are plain asyncio streams, because they share the machine's cores with the
-server. `--hostile` measures the same clients beside others that send what is slow to read; `--requests` measures the memory of
-the server under random requests, right and wrong.
+The lines come from the run's data.test. Clients are plain asyncio streams, because they share the
+machine's cores with the server. `--hostile` measures the same clients beside others whose requests
+are slow to read; `--requests` measures the memory of the server under random requests, right and
+wrong.
 """
 
 import argparse
@@ -45,7 +47,7 @@ class Served:
 
 @dataclasses.dataclass
 class Load:
-    """What the clients saw within the measured seconds.
+    """Answers to the clients within the measured seconds.
 
     Args:
       latencies: seconds of the answers with status 200.
@@ -61,7 +63,7 @@ class Load:
 
 @contextlib.contextmanager
 def served(workdir: str, *flags: str, programs: Path | None = None) -> Iterator[Served]:
-    """Run a server in a process of its own, ready.
+    """Start a server and wait until it is ready.
 
     Args:
       programs: folder that caches compiled programs.
@@ -155,7 +157,7 @@ async def run_clients(
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a client sends; without a body a GET."""
+    """A request of a client; a GET if it has no body."""
 
     path: str
     body: bytes | None = None
@@ -281,7 +283,7 @@ def random_request(
 async def memory_curve(
     server: Served, lines: Sequence[str], pair: tuple[str, str], count: int, key: str
 ) -> list[int]:
-    """Return the MiB that the server holds at the start, and after each thousand of `count` random requests."""
+    """Return the server's MiB at the start, and after each thousand of `count` random requests."""
     draw, left, curve = random.Random(0), count, [_resident(server.process.pid)]
 
     async def client() -> None:
@@ -304,7 +306,7 @@ def _resident(process: int) -> int:
 
 
 def percentile(latencies: Sequence[float], percent: int) -> float:
-    """Return the smallest latency, in milliseconds, that at least this many percent do not exceed."""
+    """Return the smallest milliseconds that at least this many percent do not exceed."""
     ordered = sorted(latencies)
     return round(1000 * ordered[max(0, -(-percent * len(ordered) // 100) - 1)], 1)
 

@@ -1,11 +1,12 @@
-"""Seconds from a command to its first result: the first update of `train`, the first line of `translate`, `serve` ready; and to
-the last of 512 lines of unlike lengths.
+"""Seconds from a command to its first result and to its last line.
 
     python -m benchmarks.start --out=benchmarks/results/start.json
 
-train: configs/toy.py, once with nothing cached and once with the token stores and compiled programs of that start.
-translate: one line, and 512 of one to four sentences, each once with no compiled programs and once with those of the first time,
-by the model --workdir; serve likewise, until /ready answers.
+train: the first update of configs/toy.py, with nothing cached, then with the token stores and
+compiled programs of that start.
+translate: one line, and all of 512 lines of one to four sentences, with no compiled programs, then
+with the programs of the first time, by the model --workdir.
+serve: likewise, until /ready answers.
 """
 
 import argparse
@@ -32,8 +33,13 @@ LINES = 512
 def seconds_until(
     command: list[str], programs: Path, ready: Callable[[str], bool], text: str = ""
 ) -> float:
-    """Wall time from starting `python -m t2t_flax COMMAND` to its first line for which `ready` is true. The command runs
-    to its end. programs: the folder that caches compiled programs.
+    """Return the seconds from starting `python -m t2t_flax COMMAND` to its first ready line.
+
+    The command runs to its end.
+
+    Args:
+      programs: folder that caches compiled programs.
+      ready: returns whether a line is the awaited one.
     """
     began, seconds = time.perf_counter(), None
     process = subprocess.Popen(
@@ -55,7 +61,10 @@ def seconds_until(
 
 
 def time_to_first_update(folder: Path, overrides: list[str]) -> tuple[float, float]:
-    """(with nothing cached, with the caches of that start). The second start trains again from update 0."""
+    """Return the seconds with nothing cached, and with the caches of that start.
+
+    The second start trains again from update 0.
+    """
     workdir, out = folder / "run", []
     command = [
         *TRAIN,
@@ -76,13 +85,13 @@ def time_to_first_update(folder: Path, overrides: list[str]) -> tuple[float, flo
 
 
 def mixed_lines() -> str:
-    """Lines of one to four sentences of the built-in corpus."""
+    """Return lines of one to four sentences of the built-in corpus."""
     sentences = itertools.cycle(source for source, _ in toy.pairs("test", 500))
     return "".join(" ".join(itertools.islice(sentences, 1 + i % 4)) + "\n" for i in range(LINES))
 
 
 def time_to_last_line(folder: Path, workdir: str, text: str) -> tuple[float, float]:
-    """(with no compiled programs, with those of the first time)."""
+    """Return the seconds with no compiled programs, and with the programs of the first time."""
     command = ["translate", f"--workdir={workdir}"]
     out = []
     for _ in range(2):
@@ -99,7 +108,7 @@ def time_to_last_line(folder: Path, workdir: str, text: str) -> tuple[float, flo
 
 
 def time_until_ready(folder: Path, workdir: str) -> tuple[float, float]:
-    """(with no compiled programs, with those of the first time)."""
+    """Return the seconds with no compiled programs, and with the programs of the first time."""
     out = []
     for _ in range(2):
         with served(workdir, programs=folder / "programs") as server:
@@ -108,7 +117,7 @@ def time_until_ready(folder: Path, workdir: str) -> tuple[float, float]:
 
 
 def main(argv: list[str]) -> None:
-    """Measures and writes the record."""
+    """Measure and write the record."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.start",
         description=__doc__,

@@ -1,11 +1,14 @@
 """Parts of a compiled train step: bytes and FLOPs of its kernels on a GPU, cycles on a TPU.
 
-    python -m benchmarks.traffic --topology=h100-1 --rows=98 --config=aiayn_base --out=benchmarks/results/traffic.json
-    python -m benchmarks.traffic --topology=v5e-8 --rows=32 --config=aiayn_base --config.model.attention_kernel=splash
+    python -m benchmarks.traffic --topology=h100-1 --rows=98 --config=aiayn_base \\
+        --out=benchmarks/results/traffic.json
+    python -m benchmarks.traffic --topology=v5e-8 --rows=32 --config=aiayn_base \\
+        --config.model.attention_kernel=splash
 
-Compiles as `plan` does, without a device; --hlo=FILE instead of --config reads a program that was compiled before.
-Model ms, for an H100: each kernel takes 2 us and the longer of its bytes at 3.0 TB/s and its FLOPs at 650 TFLOP/s.
-The TPU compiler's cycles are an estimate, never compared with a TPU; it has none for Pallas kernels and exchanges.
+Compiles as `plan` does, without a device; --hlo=FILE instead of --config reads a program that was
+compiled before. Model ms, for an H100: each kernel takes 2 us and the longer of its bytes at 3.0
+TB/s and its FLOPs at 650 TFLOP/s. The TPU compiler's cycles are an estimate, never compared with a
+TPU; it has none for Pallas kernels and exchanges.
 """
 
 import subprocess
@@ -58,7 +61,7 @@ def gpu_row(kernels: list[Kernel]) -> dict[str, Any]:
 
 
 def tpu_row(machine: Topology) -> Callable[[list[Kernel]], dict[str, Any]]:
-    """Return the function that sums cycles on this machine, and their time where the clock is known."""
+    """Return the function that sums cycles on this machine, and their time by a known clock."""
 
     def row(kernels: list[Kernel]) -> dict[str, Any]:
         estimated = traffic.totals(kernel for kernel in kernels if kernel.cycles is not None)

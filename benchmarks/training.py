@@ -1,13 +1,15 @@
-"""Our train step beside those of other toolkits, on the same batches: tokens/s, share of the machine's peak, memory.
+"""Compare our train step with other toolkits: tokens/s, share of the machine's peak, memory.
 
     python -m benchmarks.training --model=tiny --out=benchmarks/results/training_tiny.json
     python -m benchmarks.training --model=base --out=benchmarks/results/training_base.json
 
-Batches: pairs sorted by length and padded to the longest of the batch; everyone trains on the same. Same model (post-norm,
-tied embeddings, sinusoids), Adam, label smoothing and dropout: on embeddings and sub-layer outputs only. Each engine has its
-own environment and runs in its own process; the processes take turns for several rounds, and ratios are of the same round.
-Peers are as installed, and with tcmalloc and bfloat16, which help PyTorch on CPUs. Their environments are created first
-(`--environments`, about 3 GB); an engine that cannot run is skipped with its reason.
+Everyone trains on the same batches: pairs sorted by length and padded to the longest of the batch.
+Same model (post-norm, tied embeddings, sinusoids), Adam, label smoothing and dropout: on embeddings
+and sub-layer outputs only. Each engine has its own environment and runs in its own process; the
+processes take turns for several rounds, and a ratio compares two results of one round. Peers are
+measured as installed, and with tcmalloc and bfloat16, which help PyTorch on CPUs. Their
+environments are created first (`--environments`, about 3 GB); an engine that cannot run is skipped
+with its reason.
 """
 
 import argparse
@@ -68,7 +70,10 @@ ENGINES = (
 
 
 def count_flops(size: dict[str, Any], batches: list) -> float:
-    """FLOPs of training on the real tokens of these batches; the backward pass counts twice the forward pass."""
+    """Count the FLOPs of training on the real tokens of these batches.
+
+    The backward pass counts twice the forward pass.
+    """
     from benchmarks.engines.ours_training import config_of
     from t2t_flax.training.flops import real_tokens, training_products
     from t2t_flax.training.model_summary import state_on_one_device
@@ -82,7 +87,10 @@ def count_flops(size: dict[str, Any], batches: list) -> float:
 
 
 def machine_peak(task: dict[str, Any], environments: Environments) -> dict[str, Any]:
-    """GFLOP/s of products by JAX and by PyTorch, float32 on a CPU, else bfloat16, and the highest of all."""
+    """Return the GFLOP/s of products by JAX and by PyTorch, and the highest of all.
+
+    The type is float32 on a CPU, else bfloat16.
+    """
     out, dtype = {}, "float32" if runs_on_cpu() else "bfloat16"
     for library, environment in (("jax", ""), ("torch", "torch")):
         try:
@@ -103,7 +111,7 @@ def machine_peak(task: dict[str, Any], environments: Environments) -> dict[str, 
 def summary(
     results: list[dict[str, Any]], tokens: int, flops: float, peak: float
 ) -> dict[str, Any]:
-    """An engine's entry in the record, from its rounds."""
+    """Return an engine's entry in the record, from its rounds."""
     rates = [speed(result, tokens) for result in results]
     passes = [statistics.median(map(sum, result["seconds"])) for result in results]
     first = results[0]
@@ -127,7 +135,7 @@ def speed(result: dict[str, Any], tokens: int) -> float:
 
 
 def main(argv: list[str]) -> None:
-    """Measures all engines and writes the record."""
+    """Measure all engines and write the record."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.training",
         description=__doc__,
@@ -196,9 +204,7 @@ def main(argv: list[str]) -> None:
 
 
 def best_ratios(rates: dict[str, list[float]]) -> dict[str, Any]:
-    """`ratio`: ours over each peer, round by round. `ratio_of`: our arrangement with the highest median, whose ratios they
-    are.
-    """
+    """Compare our best arrangement, by its median, with each peer, round by round."""
     own = [name for name in rates if name.startswith("ours")]
     if not own:
         return {"ratio_of": None, "ratio": {}}

@@ -1,9 +1,10 @@
-"""One small model for several languages (docs/languages.md): each source is named after its direction.
+"""A small model for several languages (docs/languages.md); sources are named by direction.
 
-    python -m t2t_flax train --config=configs/many_languages.py --workdir=runs/many --config.data.root=DATA \\
-        --config.data.train='en-de=train.en,train.de; de-en=train.de,train.en; en-cs=small.en,small.cs' \\
-        --config.data.valid='en-de=valid.en,valid.de; de-en=valid.de,valid.en; en-cs=valid.en,valid.cs' \\
-        --config.data.test='en-de=test.en,test.de; de-cs=test.de,test.cs'
+    python -m t2t_flax train --config=configs/many_languages.py --workdir=runs/many \\
+        --config.data.root=DATA \\
+        --config.data.train='en-de=train.en,train.de;de-en=train.de,train.en;en-cs=cs.en,cs.cs' \\
+        --config.data.valid='en-de=valid.en,valid.de;de-en=valid.de,valid.en' \\
+        --config.data.test='en-de=test.en,test.de;de-cs=test.de,test.cs'
     echo "A house." | python -m t2t_flax translate --workdir=runs/many --target-language=cs
 
 Tuned as configs/text.py, for tens of thousands of short pairs of each direction on two CPU cores.

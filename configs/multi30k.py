@@ -1,13 +1,17 @@
-"""Multi30k from English by the recipe of Wu et al. 2021 (arXiv 2105.14462) for their text-only Transformer-Tiny: `:de` or `:fr`.
+"""Multi30k from English with the Transformer-Tiny of Wu et al. 2021, text only: `:de` or `:fr`.
 
-    python -m t2t_flax train --config=configs/multi30k.py --config.data.root=DATA/multi30k --workdir=runs/multi30k
-    python -m t2t_flax evaluate --workdir=runs/multi30k --average=10 \
+    python -m t2t_flax train --config=configs/multi30k.py --config.data.root=DATA/multi30k \\
+        --workdir=runs/multi30k
+    python -m t2t_flax evaluate --workdir=runs/multi30k --average=10 \\
         --config.data.test=tok/test2017.lc.norm.tok.en.gz,tok/test2017.lc.norm.tok.de.gz
 
-data.root holds `tok/SET.lc.norm.tok.LANG.gz` (train, val, test2016, test2017, testcoco: the lower-cased, Moses-tokenised
-text of github.com/multi30k/dataset, data/task1/tok) and `wu2021/bpe10k.en-LANG.code.gz` (the BPE codes of
-github.com/LividWo/Revisit-MMT, data/multi30k-en-LANG/code). Published, tokenised and lower-cased BLEU on test2016, test2017 and
-testcoco: German 41.02, 33.36, 29.88; French 61.80, 53.46, 44.52. It is `scores.tokenized_bleu` of the record.
+The recipe is in arXiv 2105.14462. data.root holds `tok/SET.lc.norm.tok.LANG.gz` (train, val,
+test2016, test2017, testcoco: the lower-cased, Moses-tokenised text of github.com/multi30k/dataset,
+data/task1/tok) and `wu2021/bpe10k.en-LANG.code.gz` (the BPE codes of
+github.com/LividWo/Revisit-MMT,
+data/multi30k-en-LANG/code). Published, tokenised and lower-cased BLEU on test2016, test2017 and
+testcoco: German 41.02, 33.36, 29.88; French 61.80, 53.46, 44.52. It is `scores.tokenized_bleu` of
+the record.
 """
 
 from t2t_flax.config.presets import preset

@@ -1,6 +1,7 @@
-"""Multi30k English-German as it was published (not lower-cased, not tokenised), with a small model: half an hour on two cores.
+"""Multi30k English-German, cased and not tokenised, with a small model: half an hour on two cores.
 
-    python -m t2t_flax train --config=configs/multi30k_small.py --config.data.root=DATA/multi30k/raw --workdir=runs/m1
+    python -m t2t_flax train --config=configs/multi30k_small.py \\
+        --config.data.root=DATA/multi30k/raw --workdir=runs/m1
 
 data.root holds `SET.{en,de}.gz` (train, val, test2016).
 """

@@ -1,11 +1,15 @@
-"""English constituency parsing (6.3) from bracket files: a small model for two CPU cores, or `:paper`, its model for WSJ.
+"""English constituency parsing (6.3) from bracket files, on two CPU cores; `:paper` for WSJ.
 
-    python -m t2t_flax train --config=configs/parsing.py --config.data.root=DATA/craft_treebank --workdir=runs/parsing
+    python -m t2t_flax train --config=configs/parsing.py \\
+        --config.data.root=DATA/craft_treebank --workdir=runs/parsing
 
-    python -m t2t_flax train --config=configs/parsing.py:paper --workdir=runs/wsj --config.data.train='wsj/0[2-9]/*.mrg,...' \\
+    python -m t2t_flax train --config=configs/parsing.py:paper --workdir=runs/wsj \\
+        --config.data.train='wsj/0[2-9]/*.mrg,...' \\
         --config.data.valid='wsj/22/*.mrg' --config.data.test='wsj/23/*.mrg'
 
-data.root of the first holds train.trees.gz and dev.trees.gz, one tree a line. Published for WSJ: F1 91.3 (Table 4).
+data.root of the first holds train.trees.gz and dev.trees.gz, one tree a line. `:paper` is the
+paper's
+model. Published for WSJ: F1 91.3 (Table 4).
 """
 
 from t2t_flax.config import default_config
@@ -23,7 +27,8 @@ def get_config(size: str = "small"):
     c.parsing.word_numbers, c.parsing.grammar = 24, True
     c.data.joint_vocabulary, c.model.tie_embeddings = False, "decoder"
     c.data.vocab_size, c.data.byte_fallback = 3000, False
-    # Of CRAFT's trees 99.6 % have at most 256 tokens on either side; a sentence of 24 words, the median, has about 60.
+    # In CRAFT 99.6 % of the trees have at most 256 tokens on either side; a sentence of 24 words,
+    # the median, has about 60.
     c.data.max_length, c.data.pack_length = 256, 256
     c.data.batch_tokens = 9 * 256
     c.model.num_encoder_layers, c.model.num_decoder_layers = 3, 2

@@ -1,10 +1,11 @@
 """Your own parallel text with a small model.
 
     python -m t2t_flax train --config=configs/text.py --workdir=runs/mine \\
-        --config.data.train=train.en,train.de --config.data.valid=valid.en,valid.de --config.data.test=test.en,test.de
+        --config.data.train=train.en,train.de --config.data.valid=valid.en,valid.de \\
+        --config.data.test=test.en,test.de
 
-Tuned for tens of thousands of short pairs on two CPU cores. For more text raise data.vocab_size, data.batch_tokens and
-the model, lower model.dropout.
+Tuned for tens of thousands of short pairs on two CPU cores. For more text raise data.vocab_size,
+data.batch_tokens and the model, lower model.dropout.
 """
 
 from t2t_flax.config import default_config

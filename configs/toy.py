@@ -2,8 +2,8 @@
 
     python -m t2t_flax train --config=configs/toy.py --workdir=runs/toy
 
-The preset `toy` has the same values: `--config=toy` works where this file is not at hand. Every key that is not set here
-has the paper's value; `explain --keys` lists them all.
+The preset `toy` has the same values: `--config=toy` works where this file is not at hand. Every key
+that is not set here has the paper's value; `explain --keys` lists them all.
 """
 
 from t2t_flax.config import default_config

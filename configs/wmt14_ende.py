@@ -4,10 +4,11 @@
 
 Data comes from TensorFlow Datasets (no TensorFlow needed), or from your own files:
 --config.data.train=train.en,train.de --config.data.valid=newstest2013.en,newstest2013.de
---config.data.test=newstest2014.en,newstest2014.de. Published (tokenised, cased, compounds split): base 27.3, big 28.4.
+--config.data.test=newstest2014.en,newstest2014.de. Published (tokenised, cased, compounds split):
+base 27.3, big 28.4.
 
-The values are those of the presets `aiayn_base` and `aiayn_big`; most are also the defaults. Numbers in brackets are
-sections of the paper.
+The presets `aiayn_base` and `aiayn_big` have the same values; most are also the defaults. Numbers
+in brackets are sections of the paper.
 """
 
 from t2t_flax.config import default_config

@@ -2,8 +2,8 @@
 
     python -m t2t_flax train --config=configs/wmt14_enfr.py:big --workdir=runs/wmt14_enfr
 
-Own files instead of TensorFlow Datasets: --config.data.train=train.en,train.fr and so on. Published: base 38.1, big 41.0
-(in the table of later versions 41.8).
+Own files instead of TensorFlow Datasets: --config.data.train=train.en,train.fr and so on.
+Published: base 38.1, big 41.0 (in the table of later versions 41.8).
 """
 
 from t2t_flax.config.presets import preset

@@ -73,8 +73,7 @@ def judge(states):
     """Decide about a TPU slice.
 
     Args:
-        states: `running`, an exit code, or another word where the command has to be started, by
-        host.
+      states: by host, `running`, an exit code, or another word if the command must be started.
 
     Returns:
       `wait`; `start`, on the hosts where nothing runs; or the exit code of the command.

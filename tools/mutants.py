@@ -1,13 +1,10 @@
 """Delete or negate statements of the core, one at a time, and report which ones the tests miss.
 
-python -m tools.mutants --commit=HEAD --also-in=97628c9 --output=mutants.json
-    python -m tools.mutants --commit=97628c9 --only=mutants.json    # mutants that the first
-    call missed
+    python -m tools.mutants --commit=HEAD --also-in=97628c9 --output=mutants.json
+    python -m tools.mutants --commit=97628c9 --only=mutants.json  # mutants that the first missed
 
-A seed orders the statements that stand in all named commits, so that two commits are tested
-with
-the same mutants. The tests of the statement's package run first, for all mutants; the rest of
-the
+A seed orders the statements that stand in all named commits, so that two commits are tested with
+the same mutants. The tests of the statement's package run first, for all mutants; the rest of the
 default suite runs for those that they miss.
 """
 

@@ -1,4 +1,4 @@
-"""What every engine's process does: read the task, time the work, report the result and the memory."""
+"""An engine's process: read the task, time the work, report the result and the memory."""
 
 import json
 import os
@@ -13,7 +13,7 @@ RESULT = "RESULT "
 
 
 def main(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Runs `measure(task)` and prints its result, with the peak resident memory of this process."""
+    """Run `measure(task)` and print its result, with the peak resident memory of this process."""
     task = json.loads(Path(sys.argv[1]).read_text())
     result = measure(task)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -23,9 +23,13 @@ def main(measure: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
 def time_training(
     step: Callable[[Any], float], batches: Sequence[Any], passes: int
 ) -> dict[str, Any]:
-    """Seconds of each batch in each timed pass, after a first pass that is timed apart (compilation, first
-    allocations). `step(batch)` trains on a batch and returns its loss, so that it has ended when it returns. losses:
-    means of the first and of the last pass.
+    """Return the seconds of each batch in each timed pass, and the mean losses of two passes.
+
+    The first pass (compilation, first allocations) is timed apart. The losses are means of the
+    first and of the last pass.
+
+    Args:
+      step: trains on a batch and returns its loss, so that it has ended when it returns.
     """
     began = time.perf_counter()
     losses, seconds = [[step(batch) for batch in batches]], []
@@ -42,7 +46,7 @@ def time_training(
 
 
 def torch_threads(task: dict[str, Any]) -> None:
-    """Sets PyTorch's number of threads to the task's."""
+    """Set PyTorch's number of threads to the task's."""
     import torch
 
     torch.set_num_threads(task["threads"])
@@ -50,12 +54,12 @@ def torch_threads(task: dict[str, Any]) -> None:
 
 
 def torch_device() -> Any:
-    """The GPU that PyTorch sees, else the CPU."""
+    """Return the GPU that PyTorch sees, else the CPU."""
     import torch
 
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def preloaded() -> list[str]:
-    """The libraries of LD_PRELOAD by name."""
+    """Return the libraries of LD_PRELOAD by name."""
     return [os.path.basename(path) for path in os.environ.get("LD_PRELOAD", "").split(":") if path]

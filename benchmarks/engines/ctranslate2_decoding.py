@@ -1,4 +1,4 @@
-"""CTranslate2 on the same weights: `compute_type`, `inter_threads` and `intra_threads` are the task's."""
+"""CTranslate2 on the same weights, with the task's `compute_type` and thread counts."""
 
 import time
 from pathlib import Path
@@ -14,16 +14,25 @@ from benchmarks.models import read_json
 def translate(
     translator: Any, groups: list, tokens: list[str], task: dict[str, Any]
 ) -> tuple[float, list, list]:
-    """(seconds, ids of each sentence, scores). All batches are queued at once; the workers take them in turn."""
+    """Return (seconds, ids of each sentence, scores).
+
+    All batches are queued at once; the workers take them in turn.
+    """
     began, pending = time.perf_counter(), []
     for group in groups:
         for start in range(0, len(group["sources"]), task["batch_size"]):
+            sources = group["sources"][start : start + task["batch_size"]]
             pending += translator.translate_batch(
-                [[tokens[i] for i in ids] for ids in group["sources"][start : start + task["batch_size"]]],
-                asynchronous=True, beam_size=task["beam_size"], length_penalty=task["alpha"],
-                max_decoding_length=group["cap"], min_decoding_length=0, max_input_length=0, return_scores=True,
+                [[tokens[i] for i in ids] for ids in sources],
+                asynchronous=True,
+                beam_size=task["beam_size"],
+                length_penalty=task["alpha"],
+                max_decoding_length=group["cap"],
+                min_decoding_length=0,
+                max_input_length=0,
+                return_scores=True,
                 suppress_sequences=[[tokens[0]]],
-            )  # fmt: skip
+            )
     results = [each.result() for each in pending]
     return (
         time.perf_counter() - began,
@@ -33,7 +42,7 @@ def translate(
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of translating all groups."""
+    """Time the translation of all groups."""
     vocab = read_json(Path(task["folder"], "model.json"))["vocab"]
     tokens, compute_type = words(vocab), task["compute_type"]
     path = Path(task["folder"], f"ctranslate2-{compute_type}")

@@ -13,12 +13,12 @@ POSITIONS = 1024
 
 
 def words(vocab: int) -> list[str]:
-    """The token of each id."""
+    """Return the token of each id."""
     return ["<blank>", "</s>", "<unk>", *(f"w{i}" for i in range(3, vocab))]
 
 
 def export(folder: str | Path, out: str | Path, quantization: str | None = None) -> None:
-    """Reads FOLDER/weights.npz and model.json; writes the model to the folder `out`."""
+    """Read FOLDER/weights.npz and model.json; write the model to the folder `out`."""
     stored = read_json(Path(folder, "model.json"))
     keys, vocab = stored["keys"], stored["vocab"]
     with np.load(Path(folder, "weights.npz")) as archive:
@@ -51,7 +51,11 @@ def export(folder: str | Path, out: str | Path, quantization: str | None = None)
 
 
 def _layer(layer: Any, arrays: dict[str, np.ndarray]) -> None:
-    """Linear weights are [out, in] there and [in..., out...] here; the projections of one input are one matrix."""
+    """Copy a layer's weights.
+
+    Linear weights are [out, in] there and [in..., out...] here; the projections of one input are
+    one matrix.
+    """
 
     def projections(attention: str, *names: str) -> np.ndarray:
         kernels = [arrays[f"{attention}/{name}/kernel"] for name in names]
@@ -79,5 +83,5 @@ def _layer(layer: Any, arrays: dict[str, np.ndarray]) -> None:
 
 
 def supported() -> set[str]:
-    """The compute types of this CPU."""
+    """Return the compute types of this CPU."""
     return ctranslate2.get_supported_compute_types("cpu")

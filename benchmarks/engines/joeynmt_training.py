@@ -14,26 +14,23 @@ from benchmarks.models import EOS, PAD
 
 
 def vocabulary_of(count: int) -> Vocabulary:
-    """Our ids: padding 0, end 1. Joey NMT's constructor would put its special tokens in another order."""
+    """Return our ids: padding 0, end 1. Joey NMT's constructor would order its tokens otherwise."""
     names = ["<pad>", "</s>", "<unk>", "<s>", *(f"w{i}" for i in range(4, count))]
     vocabulary = Vocabulary.__new__(Vocabulary)
     vocabulary.specials, vocabulary.lang_tags = names[:4], []
     vocabulary._itos, vocabulary._stoi = names, {name: i for i, name in enumerate(names)}
-    vocabulary.pad_index, vocabulary.eos_index, vocabulary.unk_index, vocabulary.bos_index = (
-        PAD,
-        EOS,
-        2,
-        3,
-    )
+    vocabulary.pad_index, vocabulary.eos_index = PAD, EOS
+    vocabulary.unk_index, vocabulary.bos_index = 2, 3
     vocabulary.sep_index = None
     return vocabulary
 
 
 def build(size: dict[str, Any]) -> Model:
-    """A model with random weights; dropout where ours is."""
+    """Return a model with random weights; dropout where ours is."""
     vocabulary = vocabulary_of(size["vocab"])
     stack = dict(
-        type="transformer", num_layers=size["layers"], num_heads=size["heads"], hidden_size=size["d_model"],
+        type="transformer", num_layers=size["layers"], num_heads=size["heads"],
+        hidden_size=size["d_model"],
         ff_size=size["d_ff"], dropout=size["dropout"], layer_norm="post",
         embeddings=dict(embedding_dim=size["d_model"], scale=True, dropout=size["dropout"]),
     )  # fmt: skip
@@ -49,7 +46,7 @@ def build(size: dict[str, Any]) -> Model:
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of training steps."""
+    """Time training steps."""
     torch_threads(task)
     model = build(task["size"]).train()
     optimizer = torch.optim.Adam(

@@ -1,6 +1,7 @@
 """Hugging Face's MarianMTModel.generate on the same weights.
 
-The row after the vocabulary is the decoder's start, zeros as in our model; its logit and padding's are never chosen.
+The row after the vocabulary is the decoder's start, zeros as in our model; its logit and the one of
+padding are never chosen.
 """
 
 import time
@@ -18,15 +19,19 @@ from benchmarks.models import EOS, PAD, padded, read_json, sinusoids
 
 
 def load(folder: str | Path) -> transformers.MarianMTModel:
-    """The model with the weights of `benchmarks.engines.weights`."""
+    """Return the model with the weights of `benchmarks.engines.weights`."""
     stored = read_json(Path(folder, "model.json"))
     keys, vocab = stored["keys"], stored["vocab"]
     with np.load(Path(folder, "weights.npz")) as archive:
         arrays = {name: torch.from_numpy(archive[name]) for name in archive.files}
     size = dict(
-        layers=keys["num_encoder_layers"], d_model=keys["d_model"], d_ff=keys["d_ff"], heads=keys["num_heads"],
-        vocab=vocab + 1, dropout=0.0,
-    )  # fmt: skip
+        layers=keys["num_encoder_layers"],
+        d_model=keys["d_model"],
+        d_ff=keys["d_ff"],
+        heads=keys["num_heads"],
+        vocab=vocab + 1,
+        dropout=0.0,
+    )
     more = dict(
         decoder_layers=keys["num_decoder_layers"], decoder_start_token_id=vocab, use_cache=True
     )
@@ -74,7 +79,7 @@ def _layer(layer: Any, arrays: dict[str, torch.Tensor]) -> None:
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of translating all groups."""
+    """Time the translation of all groups."""
     torch_threads(task)
     model = load(task["folder"]).to(torch_device())
     if task.get("precision") == "bfloat16":
@@ -85,14 +90,18 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         began, out = time.perf_counter(), []
         for group in groups:
             for start in range(0, len(group["sources"]), task["batch_size"]):
-                ids = torch.from_numpy(
-                    padded(group["sources"][start : start + task["batch_size"]])
-                ).long()
-                ids = ids.to(torch_device())
+                sources = group["sources"][start : start + task["batch_size"]]
+                ids = torch.from_numpy(padded(sources)).long().to(torch_device())
                 out += model.generate(
-                    input_ids=ids, attention_mask=ids != PAD, num_beams=task["beam_size"], do_sample=False,
-                    length_penalty=task["alpha"], early_stopping=True, max_new_tokens=group["cap"], max_length=None,
-                ).tolist()  # fmt: skip
+                    input_ids=ids,
+                    attention_mask=ids != PAD,
+                    num_beams=task["beam_size"],
+                    do_sample=False,
+                    length_penalty=task["alpha"],
+                    early_stopping=True,
+                    max_new_tokens=group["cap"],
+                    max_length=None,
+                ).tolist()
         return time.perf_counter() - began, out
 
     first, _ = translate(task["groups"][:1])

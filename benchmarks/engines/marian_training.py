@@ -11,7 +11,7 @@ from benchmarks.models import EOS, PAD
 
 
 def marian(size: dict[str, Any], **more: Any) -> transformers.MarianMTModel:
-    """A model with random weights; dropout where ours is."""
+    """Return a model with random weights; dropout where ours is."""
     sides = {
         f"{side}_{key}": value
         for side in ("encoder", "decoder")
@@ -22,15 +22,25 @@ def marian(size: dict[str, Any], **more: Any) -> transformers.MarianMTModel:
         )
     }
     keys = dict(
-        vocab_size=size["vocab"], d_model=size["d_model"], dropout=size["dropout"], attention_dropout=0.0,
-        activation_dropout=0.0, activation_function="relu", scale_embedding=True, max_position_embeddings=1024,
-        pad_token_id=PAD, eos_token_id=EOS, decoder_start_token_id=PAD, forced_eos_token_id=None, use_cache=False,
-    )  # fmt: skip
+        vocab_size=size["vocab"],
+        d_model=size["d_model"],
+        dropout=size["dropout"],
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        activation_function="relu",
+        scale_embedding=True,
+        max_position_embeddings=1024,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        decoder_start_token_id=PAD,
+        forced_eos_token_id=None,
+        use_cache=False,
+    )
     return transformers.MarianMTModel(transformers.MarianConfig(**(keys | sides | more)))
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of training steps."""
+    """Time training steps."""
     torch_threads(task)
     model = marian(task["size"]).train().to(torch_device())
 

@@ -1,4 +1,4 @@
-"""This machine's peak: products of type `dtype` at the shapes of the model, by JAX or by PyTorch (`library` of the task)."""
+"""This machine's peak: products of type `dtype` at the model's shapes, by JAX or PyTorch."""
 
 import time
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from typing import Any
 from benchmarks.engines.child import main, preloaded, torch_device, torch_threads
 
 SECONDS = 0.4
-"""Of repeating one shape."""
+"""Time that one shape is repeated."""
 
 
 def shapes(size: dict[str, Any]) -> list[tuple[int, int, int]]:
-    """(m, k, n): a large square, and the feed-forward layer and the logits of a batch."""
+    """Return (m, k, n): a large square, and the feed-forward layer and the logits of a batch."""
     tokens, d = size["tokens"], size["d_model"]
     return [
         (2048, 2048, 2048),

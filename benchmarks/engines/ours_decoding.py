@@ -32,7 +32,7 @@ class Ids:
 
 
 def read_model(folder: str | Path) -> tuple[Model, dict[str, Any], int]:
-    """(model config, parameters, vocabulary) from the files of `benchmarks.engines.weights`."""
+    """Read (model config, parameters, vocabulary) from the files of `engines.weights`."""
     stored = read_json(Path(folder, "model.json"))
     with np.load(Path(folder, "weights.npz")) as arrays:
         params = unflatten({name: arrays[name] for name in arrays.files})
@@ -40,13 +40,18 @@ def read_model(folder: str | Path) -> tuple[Model, dict[str, Any], int]:
 
 
 def make_translate(task: dict[str, Any]) -> tuple[Callable[[], list], list[str]]:
-    """(translates all groups of a task once and returns the Translations, notes on the process)."""
+    """Return (a function that translates all groups of a task once, notes on the process)."""
     devices, c = task.get("devices", 1), Config()
     keys, params, vocab = read_model(task["folder"])
     decode = dataclasses.replace(
-        c.decode, batch_size=task["batch_size"], beam_size=task["beam_size"], alpha=task["alpha"], length_penalty="power",
-        early_stopping="beam_full", max_length_ratio=0.0,
-    )  # fmt: skip
+        c.decode,
+        batch_size=task["batch_size"],
+        beam_size=task["beam_size"],
+        alpha=task["alpha"],
+        length_penalty="power",
+        early_stopping="beam_full",
+        max_length_ratio=0.0,
+    )
     c = dataclasses.replace(
         c,
         model=keys,
@@ -66,11 +71,11 @@ def make_translate(task: dict[str, Any]) -> tuple[Callable[[], list], list[str]]
     params = jax.device_put(params, mesh_lib.named(mesh, mesh_lib.REPLICATED))
     tokenizers = SimpleNamespace(source=Ids(), target=Ids())
     at_once = batches_at_once(mesh)
-    groups = [
-        (Translator(model, tokenizers, mesh, c.with_values({"decode.max_length_offset": group["cap"]}), at_once=at_once),
-         [" ".join(map(str, ids[:-1])) for ids in group["sources"]])
-        for group in task["groups"]
-    ]  # fmt: skip
+    groups = []
+    for group in task["groups"]:
+        capped = c.with_values({"decode.max_length_offset": group["cap"]})
+        lines = [" ".join(map(str, ids[:-1])) for ids in group["sources"]]
+        groups.append((Translator(model, tokenizers, mesh, capped, at_once=at_once), lines))
     assert all(ids[-1] == EOS for group in task["groups"] for ids in group["sources"])
 
     def translate() -> list:
@@ -80,7 +85,7 @@ def make_translate(task: dict[str, Any]) -> tuple[Callable[[], list], list[str]]
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of translating all groups; the first pass includes the compilations."""
+    """Time the translation of all groups; the first pass includes the compilations."""
     run, notes = make_translate(task)
     import jax
 

@@ -1,4 +1,4 @@
-"""Our train step or search under JAX's profiler on one core: seconds of each instruction of its compiled programs."""
+"""Profile our train step or search on one core: seconds of each instruction of its programs."""
 
 import collections
 import itertools
@@ -19,8 +19,10 @@ _PROGRAM = re.compile(r"module_(\d+)\..*cpu_after_optimizations\.txt")
 
 
 def facts_of(text: str) -> dict[str, dict[str, Any]]:
-    """Of each instruction of an optimized program: what it computes (`opcodes`), where in the model (`op_name`), the `sizes` of
-    the axes that it reads and writes, and of a product (batch, rows, contracted, columns), else None.
+    """Return facts on each instruction of an optimized program.
+
+    They are its `opcodes`, its place in the model (`op_name`), the `sizes` of the axes that it
+    reads and writes, and the sizes of its `product` (batch, rows, contracted, columns) or None.
     """
     from t2t_flax.extensions.planning import hlo
 
@@ -45,7 +47,10 @@ def facts_of(text: str) -> dict[str, dict[str, Any]]:
 
 
 def _facts_of(facts: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    """Of the instruction of an event: oneDNN's events have its name, a suffix for a copy, and the called function."""
+    """Return the facts on an event's instruction.
+
+    oneDNN's events have its name, a suffix for a copy, and the called function.
+    """
     original = name.partition("__onednn")[0]
     return facts.get(name) or facts.get(original) or facts[original.removesuffix(".clone")]
 
@@ -55,7 +60,7 @@ def _multiplies(instruction: Any) -> bool:
 
 
 def _product(computation: Any, instruction: Any) -> tuple[int, int, int, int]:
-    """(matrices, rows, contracted, columns)."""
+    """Return (matrices, rows, contracted, columns)."""
     sides = [
         computation.instructions[name].arrays[int(element or 0)].sizes
         for name, element in _OPERAND.findall(instruction.text)[:2]
@@ -72,7 +77,7 @@ def _product(computation: Any, instruction: Any) -> tuple[int, int, int, int]:
 
 
 def _matrices(left: Sequence[int], right: Sequence[int], result: Sequence[int]) -> tuple[int, int]:
-    """(number of matrices, size of the contracted axis) of a product of arrays with these sizes."""
+    """Return a product's (number of matrices, size of the contracted axis)."""
     common = list(
         (
             collections.Counter(left) & collections.Counter(right) & collections.Counter(result)
@@ -101,8 +106,9 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         run()
         peak = _peak(task["size"])
         repeats = [_traced(run, Path(folder, str(i))) for i in range(task["repeats"])]
-        texts = {int(_PROGRAM.match(path.name)[1]): path for path in Path(folder, "programs").glob("*after_optimizations.txt")
-                 if _PROGRAM.match(path.name)}  # fmt: skip
+        found = Path(folder, "programs").glob("*after_optimizations.txt")
+        matches = {path: _PROGRAM.match(path.name) for path in found}
+        texts = {int(match[1]): path for path, match in matches.items() if match}
         facts = {
             number: facts_of(texts[number].read_text())
             for number in {number for number, _ in repeats[0][0]}
@@ -124,7 +130,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _work(task: dict[str, Any]) -> tuple[Callable[[], Any], list[str], int]:
-    """(one step or search, notes on the process, rows of the embedding table)."""
+    """Return (a function for a step or search, notes, rows of the embedding table)."""
     if task["kind"] == "training":
         from benchmarks.engines.ours_training import make_steps
 
@@ -156,7 +162,7 @@ Key = tuple[int, str]
 
 
 def _traced(run: Callable[[], Any], folder: Path) -> tuple[dict[Key, tuple[float, int]], float]:
-    """({instruction: (seconds, executions)}, seconds of the whole) of a run under the profiler."""
+    """Profile a run: return ({instruction: (seconds, executions)}, seconds of the whole)."""
     import jax
 
     options = jax.profiler.ProfileOptions()
@@ -187,7 +193,10 @@ def program_and_name(event: Any) -> Key | None:
 def own_seconds(
     events: list[Any], key_of: Callable[[Any], Key | None] = program_and_name
 ) -> Iterator[tuple[Key, float]]:
-    """Each executed instruction of a thread, with its seconds less those of the instructions that it runs, as a loop does."""
+    """Yield each executed instruction of a thread, with its own seconds.
+
+    Time in other instructions, as in the body of a loop, counts for these.
+    """
     stack: list[list[Any]] = []  # [key or None, end, nanoseconds, of which inside]
 
     def ended(before: float) -> Iterator[tuple[Key, float]]:

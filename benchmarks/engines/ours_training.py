@@ -16,12 +16,21 @@ from t2t_flax.version import source_digest
 
 
 def config_of(size: dict[str, Any], *, devices: int = 1, precision: str = "float32") -> Config:
-    """The default config with this model; the vocabulary is padded to a multiple of 8 only, as the peers' is not."""
+    """Return the default config with this model.
+
+    The vocabulary is padded to a multiple of 8 only, because the peers do not pad it.
+    """
     c = Config()
     model = dataclasses.replace(
-        c.model, num_encoder_layers=size["layers"], num_decoder_layers=size["layers"], d_model=size["d_model"],
-        d_ff=size["d_ff"], num_heads=size["heads"], dropout=size["dropout"], pad_vocab_to_multiple=8,
-    )  # fmt: skip
+        c.model,
+        num_encoder_layers=size["layers"],
+        num_decoder_layers=size["layers"],
+        d_model=size["d_model"],
+        d_ff=size["d_ff"],
+        num_heads=size["heads"],
+        dropout=size["dropout"],
+        pad_vocab_to_multiple=8,
+    )
     return dataclasses.replace(
         c,
         model=model,
@@ -31,7 +40,7 @@ def config_of(size: dict[str, Any], *, devices: int = 1, precision: str = "float
 
 
 def random_state(config: Config, vocab: int) -> Any:
-    """A new state on all devices."""
+    """Return a new state on all devices."""
     from t2t_flax.distributed.mesh import make_mesh
     from t2t_flax.training.optimizer import make_optimizer
     from t2t_flax.training.train_state import init_state, make_model
@@ -41,7 +50,7 @@ def random_state(config: Config, vocab: int) -> Any:
 
 
 def row_arrays(source: np.ndarray, target: np.ndarray, shards: int) -> dict[str, np.ndarray]:
-    """One pair a row, int32 [1, B, L] for each array of a batch; empty rows make B a multiple of `shards`."""
+    """Return int32 arrays [1, B, L], a pair a row; empty rows make B a multiple of `shards`."""
     out = {}
     for side, ids in (("source", source), ("target", target)):
         ids = np.pad(ids, ((0, -len(ids) % shards), (0, 0)))
@@ -57,7 +66,10 @@ def row_arrays(source: np.ndarray, target: np.ndarray, shards: int) -> dict[str,
 def make_steps(
     task: dict[str, Any],
 ) -> tuple[Callable[[Any], float], list[Any], list[str], dict[Any, Any]]:
-    """(trains on a batch and returns its loss, the task's batches, notes on the process, compiled programs by shape)."""
+    """Return a function that trains on a batch, the batches, notes, and compiled programs.
+
+    The function returns the loss; the notes tell about the process; programs are keyed by shape.
+    """
     load_extensions()
     size, devices, precision = (
         task["size"],
@@ -94,7 +106,7 @@ def make_steps(
         return out
 
     def step(batch: dict[str, jax.Array]) -> float:
-        """Trains on a batch, and returns its loss."""
+        """Train on a batch, and return its loss."""
         nonlocal state
         shape = batch["source"].shape, batch["target"].shape
         with mesh_lib.use(mesh):
@@ -111,13 +123,15 @@ def make_steps(
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of training steps; the first pass includes a compilation for every shape."""
+    """Time training steps; the first pass includes a compilation for every shape."""
     step, batches, notes, programs = make_steps(task)
     import jax
 
     return time_training(step, batches, task["passes"]) | {
-        "programs": len(programs), "settings": notes, "versions": {"jax": jax.__version__, "t2t_flax": source_digest()},
-    }  # fmt: skip
+        "programs": len(programs),
+        "settings": notes,
+        "versions": {"jax": jax.__version__, "t2t_flax": source_digest()},
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""PyTorch's nn.Transformer: post-norm, tied embeddings, label smoothing, Adam; dropout where ours is."""
+"""PyTorch's nn.Transformer: post-norm, tied embeddings, label smoothing, Adam, our dropout."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ from benchmarks.models import PAD, load_batches, sinusoids
 
 
 class Model(nn.Module):
-    """Dropout on embeddings and sub-layer outputs, none on attention weights or in feed-forward layers."""
+    """Transformer with dropout on embeddings and sub-layer outputs only."""
 
     def __init__(self, size: dict[str, Any]):
         super().__init__()
@@ -35,7 +35,7 @@ class Model(nn.Module):
         return self.dropout(scaled + self.positions[: ids.shape[1]])
 
     def forward(self, source: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
-        """Logits [B, T, V]. The only masks are the causal one and, if the sources have padding, theirs."""
+        """Return logits [B, T, V]. Sources have a mask only if they have padding."""
         padding = source == PAD
         padding = padding if bool(padding.any()) else None
         hidden = self.body(
@@ -52,7 +52,7 @@ class Model(nn.Module):
 
 
 def trainer(model: nn.Module, logits, precision: str = "float32"):
-    """`step(batch)` for a model whose `logits(source, shifted target)` are [B, T, V]."""
+    """Return `step(batch)` for a model whose `logits(source, shifted target)` are [B, T, V]."""
     optimizer = torch.optim.Adam(
         model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, fused=True
     )
@@ -74,13 +74,13 @@ def trainer(model: nn.Module, logits, precision: str = "float32"):
 
 
 def batches_of(task: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The task's batches as int64 tensors on the device."""
+    """Return the task's batches as int64 tensors on the device."""
     arrays = load_batches(task["batches"])
     return [tuple(torch.from_numpy(x).long().to(torch_device()) for x in batch) for batch in arrays]
 
 
 def settings(task: dict[str, Any]) -> list[str]:
-    """The settings of a PyTorch engine, for the record."""
+    """Return the settings of a PyTorch engine, for the record."""
     how = "torch.compile" if task.get("compiled") else "eager"
     where = (
         torch.cuda.get_device_name()
@@ -91,7 +91,7 @@ def settings(task: dict[str, Any]) -> list[str]:
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of training steps."""
+    """Time training steps."""
     torch_threads(task)
     model = Model(task["size"]).train().to(torch_device())
     forward = torch.compile(model) if task.get("compiled") else model

@@ -1,7 +1,8 @@
-"""Writes the weights of a model for the decoding engines: random ones of a size, or those of a trained run.
+"""Write the weights of a trained run, or random ones of a size, for the decoding engines.
 
-FOLDER/weights.npz holds our parameters by path (`encoder_0/feed_forward/Einsum_0/kernel`), FOLDER/model.json the model's keys
-and vocabulary, FOLDER/sources.json the ids of the sentences to translate (a run's test set).
+FOLDER/weights.npz holds our parameters by path (`encoder_0/feed_forward/Einsum_0/kernel`),
+FOLDER/model.json the model's keys and vocabulary, FOLDER/sources.json the ids of the sentences to
+translate (a run's test set).
 """
 
 import json
@@ -16,15 +17,16 @@ from t2t_flax.config.keys import keys_of
 from t2t_flax.extensions.interop.safetensors_file import flatten
 
 SAME_AS_PAPER = (
-    "norm_placement", "position", "position_offset", "tie_embeddings", "embed_scale", "logit_scale", "output_bias",
-    "attention_bias", "decoder_start_token", "activation", "feed_forward", "attention_score", "mixer", "num_kv_heads",
-    "d_k", "d_v", "norm_type", "final_norm",
+    "norm_placement", "position", "position_offset", "tie_embeddings", "embed_scale",
+    "logit_scale", "output_bias", "attention_bias", "decoder_start_token", "activation",
+    "feed_forward", "attention_score", "mixer", "num_kv_heads", "d_k", "d_v", "norm_type",
+    "final_norm",
 )  # fmt: skip
 """Keys of the model that must have their defaults: the other engines read only this form."""
 
 
 def save(folder: str | Path, params: Any, model: Any, vocab: int) -> None:
-    """Writes weights.npz and model.json. Raises ValueError for models that are not of the paper's form."""
+    """Write weights.npz and model.json. Raises ValueError for models unlike the paper's."""
     keys = {key.name: getattr(model, key.name) for key in keys_of(model)}
     if different := [key for key in SAME_AS_PAPER if keys[key] != getattr(type(model)(), key)]:
         raise ValueError(
@@ -39,7 +41,7 @@ def save(folder: str | Path, params: Any, model: Any, vocab: int) -> None:
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Writes the files; the result names the model."""
+    """Write the files; the result names the model."""
     folder = Path(task["folder"])
     if task.get("workdir"):
         import t2t_flax

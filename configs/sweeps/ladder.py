@@ -1,4 +1,4 @@
-"""A ladder of sizes on the built-in corpus, to which `fit_scaling` fits a law; minutes on two cores.
+"""A ladder of sizes on the built-in corpus, for `fit_scaling`; minutes on two cores.
 
     python -m t2t_flax sweep --sweep=configs/sweeps/ladder.py --workdir=sweeps/ladder --parallel=2
     python -m t2t_flax fit_scaling sweeps/ladder --hold-out=1

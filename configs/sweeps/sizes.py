@@ -1,11 +1,12 @@
-"""Learning rates times widths or depths, with the rules of config.mup and without: whether the best rate of a small model is that
-of a large one.
+"""Learning rates times widths or depths, with the rules of config.mup and without.
 
     python -m t2t_flax sweep --sweep=configs/sweeps/sizes.py --workdir=sweeps/widths --parallel=2
-    python -m t2t_flax sweep --sweep=configs/sweeps/sizes.py:depth --workdir=sweeps/depths --parallel=2
+    python -m t2t_flax sweep --sweep=configs/sweeps/sizes.py:depth --workdir=sweeps/depths \\
+        --parallel=2
     python -m benchmarks.mup sweeps/widths --picture=docs/mup_transfer.svg
 
-At the size of the base model both are the same runs, once.
+The sweep shows whether the best rate of a small model is the best rate of a large one. At the size
+of the base model both rules give the same runs, which are trained once.
 """
 
 from t2t_flax.extensions.sweeps.space import Sweep, concat, named

@@ -1,12 +1,16 @@
-"""The paper's Table 3: the effect of heads, sizes, depth, dropout, label smoothing and learned positions.
+"""The paper's Table 3: heads, sizes, depth, dropout, label smoothing and learned positions.
 
-    python -m t2t_flax sweep --sweep=configs/sweeps/table3.py --workdir=sweeps/table3            WMT14, sizes of the paper
+WMT14, sizes of the paper:
 
-    python -m t2t_flax sweep --sweep=configs/sweeps/table3.py:multi30k --workdir=sweeps/table3_multi30k \\
-        --config.data.root=DATA/multi30k/raw                                           widths / 8, depths / 2
+    python -m t2t_flax sweep --sweep=configs/sweeps/table3.py --workdir=sweeps/table3
 
-`:two_cores` trains eight rows of `:multi30k` with two seeds: two hours on two cores with `--parallel=2`. data.root contains
-Multi30k's cased text, `SET.LANG.gz`.
+Widths / 8, depths / 2; data.root contains Multi30k's cased text, `SET.LANG.gz`:
+
+    python -m t2t_flax sweep --sweep=configs/sweeps/table3.py:multi30k \\
+        --workdir=sweeps/table3_multi30k --config.data.root=DATA/multi30k/raw
+
+`:two_cores` trains eight rows of `:multi30k` with two seeds: two hours on two cores with
+`--parallel=2`.
 """
 
 from t2t_flax.extensions.recipes.presets import TABLE3_ROWS
