@@ -13,8 +13,7 @@ _SHOWN = 20
 
 
 def trace(update: Callable[[int], None], updates: int, program: str) -> dict[str, Any]:
-    """Run `update(k)` under the profiler, k below `updates`; return milliseconds and kernels of
-    one.
+    """Run `update(k)` under the profiler, k below `updates`; return one's time and kernels.
 
     Args:
       update: runs one update and waits for it.
