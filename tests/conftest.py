@@ -16,7 +16,8 @@ import hypothesis
 import psutil
 import pytest
 
-# Property-based tests draw the same examples in every run; `HYPOTHESIS_PROFILE=explore` draws new ones.
+# Property-based tests draw the same examples in every run; `HYPOTHESIS_PROFILE=explore` draws new
+# ones.
 hypothesis.settings.register_profile(
     "repeatable",
     derandomize=True,
@@ -29,8 +30,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatabl
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
-# The models are tiny, so compilation takes most of the time. Without its newer emitters, where they can be disabled,
-# XLA compiles faster.
+# The models are tiny, so compilation takes most of the time. Without its newer emitters, where they
+# can be disabled, XLA compiles faster.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
 # As `process_setup` does, so that programs of commands are also found in the cache.
 os.environ["XLA_FLAGS"] = "--xla_cpu_collective_call_terminate_timeout_seconds=604800"
@@ -45,8 +46,9 @@ if _OWN_CACHE:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="t2t-flax-tests-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
-# Processes inherit ignored and blocked signals: a shell ignores SIGINT and SIGQUIT for what it starts with `&`, nohup SIGHUP.
-# The tests send them to what they start, which therefore has to start without. A handler is not inherited, and ignores them here.
+# Processes inherit ignored and blocked signals: a shell ignores SIGINT and SIGQUIT for what it
+# starts with `&`, nohup SIGHUP. The tests send them to what they start, which therefore has to
+# start without. A handler is not inherited, and ignores them here.
 signal.pthread_sigmask(signal.SIG_SETMASK, [])
 for _name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "CHLD"):
     _number = getattr(signal, f"SIG{_name}")
@@ -62,7 +64,7 @@ os.environ[_SESSION] = uuid.uuid4().hex
 
 
 def started_processes() -> set[psutil.Process]:
-    """What the tests have started and still runs, also where its parent has ended or it has another environment."""
+    """Return running processes that the tests started, also orphans and in other environments."""
     found = set(psutil.Process().children(recursive=True))
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -72,7 +74,7 @@ def started_processes() -> set[psutil.Process]:
 
 
 def multiprocessing_servers() -> set[psutil.Process]:
-    """Python's own servers of the package multiprocessing, which end with the process that started them."""
+    """Return servers of the package multiprocessing, which end with their parent."""
     found = set()
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
@@ -85,7 +87,10 @@ def multiprocessing_servers() -> set[psutil.Process]:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_process_stays():
-    """Kills the processes that the tests of a file leave behind, and fails: they take the processor and ports from others."""
+    """Kills the processes that the tests of a file leave behind, and fails.
+
+    They take the processor and ports from others.
+    """
     before = started_processes()
     yield
     _, left = psutil.wait_procs(
@@ -102,8 +107,9 @@ def no_process_stays():
 
 @pytest.fixture(scope="session", autouse=True)
 def devices_of_runs():
-    """Gives runs of this process as few devices as their mesh needs, with `mesh.data = -1`: programs for all eight take twice as
-    long to compile, and their checkpoints to save.
+    """Gives runs of this process as few devices as their mesh needs, with `mesh.data = -1`.
+
+    Programs for all eight take twice as long to compile, and their checkpoints to save.
     """
     import jax
 
@@ -134,7 +140,10 @@ def bounded_programs():
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder with multi30k/ and newstest/; tests that need it skip where T2T_FLAX_DATA does not name it."""
+    """The folder with multi30k/ and newstest/.
+
+    Tests that need it skip where T2T_FLAX_DATA does not name it.
+    """
     folder = os.environ.get("T2T_FLAX_DATA", "")
     if not folder or not Path(folder).is_dir():
         pytest.skip("T2T_FLAX_DATA names no data folder")
@@ -148,7 +157,7 @@ def cache(tmp_path_factory) -> Path:
 
 
 def pytest_collection_modifyitems(items) -> None:
-    """Starts the files first that take longest, so that at the end all workers have something to do."""
+    """Start the longest files first, so that at the end all workers have something to do."""
     longest = (
         "tests/documentation/",
         "tests/multiprocess/",
@@ -185,8 +194,9 @@ def no_home(monkeypatch, tmp_path):
 
 @pytest.fixture
 def exits(monkeypatch):
-    """Exit codes with which supervisors of `helpers.supervised_threads` ended their processes, which are threads; they exchange
-    messages every hundredth of a second.
+    """Exit codes with which supervisors of `helpers.supervised_threads` ended threads as processes.
+
+    They exchange messages every hundredth of a second.
     """
     from helpers.supervised_threads import Exit
 

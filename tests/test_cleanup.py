@@ -1,4 +1,4 @@
-"""Clean-up deletes what this project has left in a folder, and nothing of others that lies beside it."""
+"""Clean-up deletes this project's leftovers in a folder, and nothing else beside them."""
 
 import os
 import re
@@ -57,7 +57,7 @@ CLEAN_UPS = {
 
 @pytest.mark.parametrize("clean_up, ours", CLEAN_UPS.values(), ids=CLEAN_UPS)
 def test_a_clean_up_deletes_only_files_of_this_project(tmp_path, clean_up, ours):
-    """Among the others are an output that `export` is writing, and the parts of a running `translate_file`."""
+    """The others include an unfinished output of `export`, and parts of a running `translate_file`."""
     for name in ours:
         if name.partition(".partial-")[0].endswith((".json", ".model")):
             (tmp_path / name).write_text("half")

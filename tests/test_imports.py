@@ -39,7 +39,7 @@ def loaded(tmp_path, *words, stdin="") -> set[str]:
 
 
 def of_unused_extensions(modules: set[str], used: set[str]) -> set[str]:
-    """What is more than the registration and the keys of extensions that are not `used`, and what they share."""
+    """Return loaded modules beyond shared ones, and registration and keys of unused extensions."""
     parts = [name.split(".") for name in modules if name.startswith("t2t_flax.extensions.")]
     used = used | {"shared"}
     return {

@@ -18,7 +18,7 @@ class Reached(Exception):
 
 
 def test_ten_frames_from_the_command_to_the_loss(tmp_path, monkeypatch):
-    """On several devices and with accumulation, while the train step is traced. docs/architecture.md lists the functions."""
+    """Trace the train step on several devices with accumulation; docs/architecture.md lists it."""
     walk = []
 
     def loss_sums(*arguments):

@@ -1,4 +1,4 @@
-"""The wheel and the sdist: every file of the package is inside, and the wheel works where there is no checkout."""
+"""The wheel and the sdist hold every file of the package; the wheel works without a checkout."""
 
 import importlib.metadata
 import os
@@ -85,7 +85,10 @@ def built(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory):
-    """The folder of programs of an environment with the wheel; its dependencies are those of this interpreter."""
+    """The folder of programs of an environment with the wheel.
+
+    Its dependencies are those of this interpreter.
+    """
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
     python = folder / "bin" / "python"

@@ -1,4 +1,7 @@
-"""The profile of the performance page: shapes of compiled products, groups of operations, time of nested events."""
+"""The profile of the performance page.
+
+Shapes of compiled products, groups of operations, time of nested events.
+"""
 
 from types import SimpleNamespace
 

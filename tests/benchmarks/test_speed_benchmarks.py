@@ -1,4 +1,7 @@
-"""The training and decoding benchmarks: the same pairs for every engine, and small runs from end to end."""
+"""The training and decoding benchmarks.
+
+The same pairs for every engine, and small runs from end to end.
+"""
 
 import json
 import os
@@ -20,7 +23,10 @@ PEERS = os.environ.get("T2T_FLAX_PEERS", DEFAULT_FOLDER)
 
 
 def needs(name: str) -> pytest.MarkDecorator:
-    """Skips where a peer's environment has not been created; `python -m benchmarks.decoding` creates it."""
+    """Skips where a peer's environment has not been created.
+
+    `python -m benchmarks.decoding` creates it.
+    """
     try:
         Environments(PEERS, install=False).python(name)
         return pytest.mark.skipif(False, reason="")

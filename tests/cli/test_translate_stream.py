@@ -1,4 +1,7 @@
-"""`translate` reads windows and writes them in order; the model is a stand-in that answers in capitals."""
+"""`translate` reads windows and writes them in order.
+
+The model is a stand-in that answers in capitals.
+"""
 
 import os
 import re

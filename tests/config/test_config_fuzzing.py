@@ -1,4 +1,4 @@
-"""Fuzzing of configs: any config file, command line or stored config gives a valid Config or a UserError."""
+"""Any config file, command line or stored config gives a valid Config or a UserError."""
 
 import json
 import math

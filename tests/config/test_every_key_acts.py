@@ -1,4 +1,6 @@
-"""Config keys have an effect: they change the train step, the search, the prepared data or the batches. Where another key takes
+"""Config keys have an effect.
+
+They change the train step, the search, the prepared data or the batches. Where another key takes
 the effect away, another value than the default is refused.
 """
 
@@ -269,7 +271,10 @@ def test_seed_init_changes_the_parameters():
 
 
 def test_data_root_cache_and_num_workers(tmp_path, monkeypatch):
-    """data.root: where relative paths start; data.cache: where stores go; data.num_workers: processes that tokenise."""
+    """data.root: where relative paths start; data.cache: where stores go.
+
+    data.num_workers: processes that tokenise.
+    """
     root = tmp_path / "texts"
     root.mkdir()
     for name in ("a.en", "a.de"):
@@ -502,7 +507,10 @@ def test_key_changes_every_update_that_reads_it(name):
 
 
 def test_an_override_takes_back_values_that_it_leaves_without_effect(caplog):
-    """They go back to the default, which the user is told; values that are given together are refused."""
+    """They go back to the default, which the user is told.
+
+    Values that are given together are refused.
+    """
     _warn.cache_clear()
     stored = override(
         default_config(), {"decode.beam_size": "8", "decode.alpha": "1", "optimizer.lr_scale": "2"}

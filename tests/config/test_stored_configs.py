@@ -1,4 +1,4 @@
-"""A stored config, which may be somebody else's, names neither what is run nor where files are written."""
+"""A stored config, maybe somebody else's, names neither code to run nor files to write."""
 
 import pytest
 from helpers.foreign import foreign_config, foreign_model

@@ -1,7 +1,10 @@
-"""The paper's forward pass in NumPy float64, one sentence pair at a time: no batch, no padding, no masks except i >= j.
+"""The paper's forward pass in NumPy float64, one sentence pair at a time.
 
-Written from the paper and from what the configuration keys say, to be compared with the modules. `p` is their parameter
-tree as nested dicts of arrays, `m` anything with the fields of the model's configuration.
+No batch, no padding, no masks except i >= j.
+
+Written from the paper and from what the configuration keys say, to be compared with the modules.
+`p` is their parameter tree as nested dicts of arrays, `m` anything with the fields of the model's
+configuration.
 """
 
 import numpy as np
@@ -52,7 +55,10 @@ def rotate(x, theta):
 
 
 def alibi_slope(head, heads):
-    """ALiBi's slope of a head; for `heads` between powers of two, every other slope of the next higher power."""
+    """ALiBi's slope of a head.
+
+    For `heads` between powers of two, every other slope of the next higher power.
+    """
     lower = 2 ** int(np.floor(np.log2(heads)))
     return (
         2 ** (-8 * (head + 1) / lower)
@@ -62,8 +68,9 @@ def alibi_slope(head, heads):
 
 
 def attention(x, memory, p, m, causal, own=True):
-    """Heads one after the other (3.2.2): each its own W_Q, W_K, W_V (or W_K, W_V of its group); then their
-    concatenation times W_O. `own`: self-attention, where positions may act.
+    """Heads one after the other (3.2.2): each its own W_Q, W_K, W_V (or W_K, W_V of its group).
+
+    Then their concatenation times W_O. `own`: self-attention, where positions may act.
     """
 
     def projected(y, name, head):

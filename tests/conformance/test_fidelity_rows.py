@@ -71,7 +71,10 @@ def test_source_eos_in_training_and_translation(tmp_path, eos, monkeypatch):
 
 
 def test_schedule_first_step_is_the_number_of_the_first_update():
-    """Update 1 has t = 1 in the paper; with origin 0 its rate is 0 (noam) or warmup_init (inverse_sqrt)."""
+    """Update 1 has t = 1 in the paper.
+
+    With origin 0 its rate is 0 (noam) or warmup_init (inverse_sqrt).
+    """
     rates = [
         float(learning_rate_schedule(Config(optimizer=Optimizer(schedule_first_step=o)))(1))
         for o in (1, 0)
@@ -101,7 +104,10 @@ def test_schedule_first_step_is_the_number_of_the_first_update():
     ],
 )
 def test_row_of_padding_gives_finite_values_and_gradients(score, precision):
-    """All keys of the row are masked. The loss ignores it, but a NaN would spread through the gradient."""
+    """All keys of the row are masked.
+
+    The loss ignores it, but a NaN would spread through the gradient.
+    """
     config, params = params_of(attention_score=score)
     config = dataclasses.replace(
         config, train=dataclasses.replace(config.train, precision=precision)

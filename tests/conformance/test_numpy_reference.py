@@ -1,4 +1,4 @@
-"""The model against a NumPy float64 forward pass, for every preset and for keys that no preset sets."""
+"""The model against a NumPy float64 forward pass, for every preset and for other keys."""
 
 import dataclasses
 import functools
@@ -22,7 +22,10 @@ SMALL = dict(d_model=16, d_ff=24, num_heads=4, max_positions=64, dropout=0.0, dr
 
 
 def small(m: Model) -> Model:
-    """The config at a small size: one layer per stack, d_k and d_v set only if the config sets them."""
+    """The config at a small size.
+
+    One layer per stack, d_k and d_v set only if the config sets them.
+    """
     widths = dict(d_k=3 * bool(m.d_k), d_v=5 * bool(m.d_v))
     return dataclasses.replace(m, **SMALL | widths, num_encoder_layers=1, num_decoder_layers=1)
 
@@ -116,7 +119,10 @@ def compare_with_numpy(config: Model, seed: int) -> None:
 
 @pytest.mark.parametrize(("mass", "eps"), [("all", 0.0), ("all", 0.1), ("non_target", 0.4)])
 def test_smoothed_loss_and_its_gradient(mass, eps):
-    """Loss: cross-entropy with the smoothed target. Gradient: softmax - smoothed target, 0 at padding."""
+    """Loss: cross-entropy with the smoothed target.
+
+    Gradient: softmax - smoothed target, 0 at padding.
+    """
     rng = np.random.default_rng(0)
     vocab, rows = 11, 16
     logits = np.full((2, 4, rows), -1e9)

@@ -23,7 +23,7 @@ SIDES = [side + part for side in ("source", "target") for part in ("", "_segment
 
 @functools.cache
 def sizes_of_one_layer(config: Model) -> dict[str, int]:
-    """Parameter counts by top-level name of the model with one layer per stack, without vocabulary padding."""
+    """Return parameter counts by top-level name: a layer per stack, vocabulary not padded."""
     vocab = 37
     model, ids = Transformer(config, vocab, vocab), jnp.ones((1, 8), jnp.int32)
     params = nn.unbox(
@@ -71,7 +71,10 @@ def test_feed_forward_is_two_convolutions_of_width_one():
 
 
 def test_output_matrix_sums_over_heads():
-    """(3.2.2): Concat(head_1, ..., head_h) W_O = sum of head_i W_O_i; one head is isolated by zeroing the others' W_O."""
+    """(3.2.2): Concat(head_1, ..., head_h) W_O = sum of head_i W_O_i.
+
+    One head is isolated by zeroing the others' W_O.
+    """
     config = Model(d_model=12, num_heads=3, d_k=5, d_v=2)
     module, x = MultiHeadAttention(config), jax.random.normal(jax.random.key(0), (2, 6, 12))
     mask = jnp.ones((2, 1, 6, 6), bool)
@@ -96,7 +99,10 @@ def test_output_matrix_sums_over_heads():
 
 @pytest.fixture(scope="module")
 def distinct():
-    """(model, parameters, batch): one padded pair in which each id occurs once, so each token has its own table row."""
+    """Return (model, parameters, batch): a padded pair.
+
+    Each id occurs once, so each token has its own table row.
+    """
     keys = dict(dropout=0.0, tie_embeddings="none")
     model, _, state, _ = model_and_state(small_config(model=keys))
     ids = np.random.default_rng(0).permutation(np.arange(3, 37))
@@ -118,7 +124,10 @@ def reach(outputs, params, table: str, ids):
 
 
 def random_sum(x_1xLxD):
-    """[L]: a fixed random combination of each position's features (their plain sum is constant after a LayerNorm)."""
+    """Return a random combination of each position's features, [L].
+
+    Their plain sum is constant after a LayerNorm.
+    """
     return x_1xLxD[0] @ jax.random.normal(jax.random.key(5), x_1xLxD.shape[-1:])
 
 
@@ -177,7 +186,7 @@ def test_sinusoids_extend_beyond_trained_lengths(distinct):
 
 
 def test_sinusoid_offset_is_a_rotation_of_each_pair():
-    """(3.5): PE[pos + k] rotates (sin, cos) of each frequency by k times the frequency, for every pos."""
+    """PE[pos + k] rotates (sin, cos) of each frequency by k times the frequency (3.5)."""
     pairs = np.asarray(positions.sinusoid_interleaved(jnp.arange(300), 64), np.float64).reshape(
         300, 32, 2
     )

@@ -60,7 +60,7 @@ def test_smoothed_loss_is_at_least_the_target_entropy(mass):
 
 @pytest.mark.parametrize("kind", ["xavier", "xavier_qkv_rsqrt2"])
 def test_attention_kernels_have_xavier_deviation_with_free_d_k_and_d_v(kind):
-    """sqrt(2 / (fan_in + fan_out)) with the fans of the matrices [d_model, h d_k], [d_model, h d_v], [h d_v, d_model]."""
+    """sqrt(2 / (fan_in + fan_out)) for [d_model, h d_k], [d_model, h d_v], [h d_v, d_model]."""
     config = Model(d_model=256, num_heads=4, d_k=16, d_v=128, kernel_init=kind)
     x, mask = jnp.zeros((1, 2, 256)), jnp.ones((1, 1, 2, 2), bool)
     params = nn.unbox(
@@ -118,7 +118,10 @@ def measured_drops(config: Model) -> dict[str, float]:
 
 
 def test_dropout_acts_on_the_papers_two_sites_at_its_rate():
-    """(5.4): sub-layer outputs before the sum, and the sum of embedding and position; nowhere else by default."""
+    """(5.4): sub-layer outputs before the sum, and the sum of embedding and position.
+
+    Nowhere else by default.
+    """
     shape = dict(
         d_model=64,
         d_ff=96,

@@ -1,4 +1,7 @@
-"""Encoder and decoder against PyTorch's nn.TransformerEncoder and nn.TransformerDecoder: outputs and gradients."""
+"""Encoder and decoder against PyTorch's nn.TransformerEncoder and nn.TransformerDecoder.
+
+Outputs and gradients.
+"""
 
 import functools
 import math
@@ -22,7 +25,10 @@ KINDS = {
 
 @pytest.fixture(scope="module", params=["post", pytest.param("pre", marks=pytest.mark.slow)])
 def case(request):
-    """(model, parameters, batch, pairs): two layers per stack, with biases and norm scales other than 0 and 1."""
+    """Return (model, parameters, batch, pairs).
+
+    The model has two layers per stack, with biases and norm scales other than 0 and 1.
+    """
     keys = dict(
         dropout=0.0, num_encoder_layers=2, num_decoder_layers=2, attention_bias=True, norm_eps=EPS
     )
@@ -125,7 +131,7 @@ def test_hidden_states_equal_pytorchs(torch, case):
 
 
 def test_every_gradient_equals_pytorchs(torch, case):
-    """d loss / d parameter, for all parameters, through the tied table and label smoothing over the whole vocabulary."""
+    """d loss / d parameter, through the tied table and label smoothing over the whole vocabulary."""
     model, params, batch, _ = case
     real = (batch["target_segments"] > 0).astype(np.float32)
 

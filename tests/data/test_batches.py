@@ -113,7 +113,7 @@ def test_validation_rows_contain_pairs_of_any_length(tmp_path):
 
 @pytest.mark.parametrize("shards", [1, 4])
 def test_long_validation_pair_does_not_lengthen_other_rows(tmp_path, shards):
-    """Attention memory, rows * length^2, stays that of the other rows until a shard has a single row."""
+    """Attention memory, rows * length^2, stays constant until a shard has a single row."""
     usual = random_pairs(50, longest=22)
     before = [
         shape

@@ -1,4 +1,4 @@
-"""Fuzzing of batching: every update exists, respects its bounds, and has a shape from the closed list."""
+"""Every update exists, respects its bounds, and has a shape from the closed list."""
 
 import dataclasses
 

@@ -111,7 +111,7 @@ def test_a_store_may_keep_the_texts_of_its_pairs(tmp_path, tokenizers, monkeypat
 
 
 def long_pairs(tokenizers, limit):
-    """Pairs whose longer side has limit - 1, limit and limit + 1 tokens with EOS, once on each side."""
+    """Pairs whose longer side, either one, has limit - 1, limit and limit + 1 tokens with EOS."""
 
     def text(tokens):
         return next(

@@ -1,4 +1,7 @@
-"""Fuzzing of corpora: every line is used or counted, or an error names file and line. Lines stay aligned."""
+"""Fuzzing of corpora: every line is used or counted, or an error names file and line.
+
+Lines stay aligned.
+"""
 
 import codecs
 import gzip
@@ -32,7 +35,10 @@ VALID = st.lists(st.sampled_from(PIECES[:-3]), max_size=12).map(b"".join)
 
 
 def expected_lines(data: bytes) -> list[bytes]:
-    """Lines of a file by their definition: between bytes 0x0A, less one 0x0D at the end, and less a BOM at the beginning."""
+    """Lines of a file by their definition.
+
+    Between bytes 0x0A, less one 0x0D at the end, and less a BOM at the beginning.
+    """
     raw = data.removeprefix(BOM).split(b"\n")
     return [line.removesuffix(b"\r") for line in (raw if raw[-1] else raw[:-1])]
 

@@ -1,4 +1,4 @@
-"""A preparation that is stopped goes on after its last complete shard, with the bytes of one that was not stopped."""
+"""A stopped preparation goes on after its last complete shard, and gives the same bytes."""
 
 import os
 import shutil

@@ -1,4 +1,7 @@
-"""Several processes write one store: it is complete at any time, and no process deletes another's files."""
+"""Several processes write one store.
+
+It is complete at any time, and no process deletes another's files.
+"""
 
 import json
 import os

@@ -1,6 +1,7 @@
 """Translations of a newcomer's sentences by the model of the README's first command.
 
-T2T_FLAX_TOY_RUN names a finished run of `train --config=configs/toy.py`; without it the test trains one (minutes).
+T2T_FLAX_TOY_RUN names a finished run of `train --config=configs/toy.py`; without it the test trains
+one (minutes).
 """
 
 import os

@@ -1,4 +1,7 @@
-"""Windows are laid out when they are needed, in any process; what has been counted is kept beside the store."""
+"""Windows are laid out when they are needed, in any process.
+
+What has been counted is kept beside the store.
+"""
 
 import dataclasses
 import json
@@ -219,7 +222,7 @@ def test_a_window_is_laid_out_alike_in_another_process(store, keys):
 
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-    """Draws each sentence of a store, before its EOS, as many times as the pair had been seen, up to twice: a `PairReader`."""
+    """`PairReader` that repeats each sentence of a store, before its EOS, once a pass, up to twice."""
 
     store: TokenStore
     longest: int = 48

@@ -1,4 +1,4 @@
-"""Every pair of a corpus is in one window of each epoch, in orders that are a function of the position alone."""
+"""Every pair is in one window of each epoch, in an order that the position alone determines."""
 
 import hypothesis
 import numpy as np

@@ -31,7 +31,7 @@ def hypotheses(result, b: int) -> list[tuple[int, ...]]:
 def reference_search(
     seed: int, beam_size: int, alpha: float, cap: int, prefix=(), params=PARAMS, model=MODEL
 ):
-    """[(score, tokens, finished)]: the finished hypotheses, best first, then those alive at the cap."""
+    """Return [(score, tokens, finished)]: finished hypotheses, best first, then the alive ones."""
     alive, finished = [(0.0, ())], []
     for step in range(cap):
         forced = prefix[step] if step < len(prefix) else 0

@@ -48,7 +48,7 @@ def test_a_step_neither_copies_nor_reorders_nor_transposes_the_cache(body, shape
 
 
 def test_products_read_the_cache_as_it_is_stored(body):
-    """Two of each layer over its own keys and values, two over those of the source, of which nothing is transposed."""
+    """Each layer has two over its own keys and values and two over the source's; none transposes."""
     cross = [[ROWS, HEADS, WIDTH, SOURCE], [ROWS, HEADS, SOURCE, WIDTH]]
     moved = [kind for kind, result, _ in instructions(body) if np.prod(result) == np.prod(cross[0])]
     assert not {"copy", "gather", "transpose"} & set(moved)

@@ -76,7 +76,7 @@ def test_length_penalties_equal_their_formulas():
 
 
 def test_penalty_and_stopping_keys_reach_the_search(monkeypatch):
-    """decode.length_penalty, decode.early_stopping and decode.alpha become the beam search's options."""
+    """decode.length_penalty, early_stopping and alpha become the beam search's options."""
     model, _, state, _ = model_and_state(small_config(model=dict(dropout=0.0)))
     tokenizer = SimpleNamespace(
         digest="fixed",

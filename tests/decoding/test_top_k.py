@@ -1,4 +1,7 @@
-"""Grouped top-k equals lax.top_k: values, order and tie-breaking by index. Grouped log-sum-exp equals its definition."""
+"""Grouped top-k equals lax.top_k: values, order and tie-breaking by index.
+
+Grouped log-sum-exp equals its definition.
+"""
 
 import jax
 import numpy as np
@@ -27,7 +30,7 @@ def brute_force(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     ],
 )
 def test_equals_stable_sort_and_lax_top_k(values, size, k):
-    """Fewer values than a group, whole groups with and without a rest, and ties within and between groups."""
+    """Fewer values than a group, whole groups, a rest, and ties within and between groups."""
     rng = np.random.default_rng([size, k])
     x = {
         "distinct": rng.permutation(3 * size * 2).reshape(3, 2, size),

@@ -65,7 +65,10 @@ def test_hanging_process_exits_with_stacks(exits, capfd):
 
 
 def test_suspended_process_does_not_count_as_hanging_or_silent(exits, monkeypatch):
-    """The supervisor's thread stands still too while the process is suspended; here time passes between its checks."""
+    """The supervisor's thread stands still too while the process is suspended.
+
+    Here time passes between its checks.
+    """
     now = [100.0]
     monkeypatch.setattr(
         watcher, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)

@@ -1,4 +1,7 @@
-"""Commands of the README, and of the pages that go on with its run, in one folder; commands of the other pages in another."""
+"""Commands of the README, and of the pages that go on with its run, in one folder.
+
+Commands of the other pages in another.
+"""
 
 import re
 
@@ -18,7 +21,10 @@ OTHERS = [page for page in PAGES if page not in FOLLOWING]
 
 
 def distinct(pages: list[str]) -> list[str]:
-    """The commands of pages, in order, each once; plans of any preset have the same sizes once they are shortened."""
+    """The commands of pages, in order, each once.
+
+    Plans of any preset have the same sizes once they are shortened.
+    """
     short = [each for page in pages for each in map(shortened, commands_of(page)) if each]
     return list({plain(each): each for each in short}.values())
 

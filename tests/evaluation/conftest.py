@@ -8,7 +8,10 @@ from t2t_flax.training import loop
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory, cache):
-    """The workdir and the outcome of a run of 6 updates with checkpoints 2, 4 and 6. Tests only add evaluations."""
+    """The workdir and the outcome of a run of 6 updates with checkpoints 2, 4 and 6.
+
+    Tests only add evaluations.
+    """
     workdir = tmp_path_factory.mktemp("finished")
     config = tiny_run(
         workdir,

@@ -1,4 +1,4 @@
-"""Names of records: different evaluations never overwrite each other, repeated ones reuse their record."""
+"""Different evaluations never overwrite each other's records; repeated ones reuse theirs."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ def copy(run, tmp_path, monkeypatch):
 
 @pytest.fixture
 def text(tmp_path):
-    """Returns a function that writes the first n pairs to NAME.en and NAME.de and returns their spec."""
+    """Return a function that writes the first n pairs to files and returns their spec."""
 
     def write(name: str, n: int, split: str = "test") -> str:
         pairs = list(toy.pairs(split, n))

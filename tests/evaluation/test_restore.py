@@ -1,4 +1,7 @@
-"""Restoring a finished run for evaluation: the right parameters, on any mesh, from the workdir alone."""
+"""Restoring a finished run for evaluation.
+
+The right parameters, on any mesh, from the workdir alone.
+"""
 
 import json
 import shutil
@@ -56,7 +59,10 @@ def test_restores_on_another_mesh(finished, mesh):
 
 
 def test_mesh_that_does_not_fit_falls_back_to_data_parallelism(finished, tmp_path, caplog):
-    """Trained with fsdp=2 and tensor=3 on other devices than these eight: a warning; an explicitly requested mesh is an error."""
+    """Trained with fsdp=2 and tensor=3 on other devices than these eight: a warning.
+
+    An explicitly requested mesh is an error.
+    """
     copy = shutil.copytree(finished[0], tmp_path / "copy")
     config = json.loads((copy / "config.json").read_text())
     config["mesh"] |= {"data": 1, "fsdp": 2, "tensor": 3, "slices": 2}

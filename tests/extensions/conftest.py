@@ -1,4 +1,7 @@
-"""Tests of extensions are a group of their own, `python -m pytest -m extension`; the default suite has those marked `smoke`."""
+"""Tests of extensions are a group of their own, `python -m pytest -m extension`.
+
+The default suite has those marked `smoke`.
+"""
 
 from pathlib import Path
 

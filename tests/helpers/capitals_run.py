@@ -60,7 +60,10 @@ class CapitalsRun:
 
 
 def use(monkeypatch, tmp_path) -> CapitalsRun:
-    """Makes the stand-in the run of any --workdir, with windows of 4 lines, and `tmp_path` the current folder."""
+    """Make the stand-in the run of any --workdir, and `tmp_path` the current folder.
+
+    It has windows of 4 lines.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(lines_module, "WINDOW_BATCHES", 4)
     run = CapitalsRun(None)

@@ -11,7 +11,10 @@ from unittest.mock import patch
 
 
 def recording_programs(folder: Path) -> dict[str, str]:
-    """An environment whose cloud programs only append their arguments to the file `calls`, and what kubectl reads to `manifests`."""
+    """Return an environment whose cloud programs only append their arguments to `calls`.
+
+    kubectl also appends its input to `manifests`.
+    """
     programs = folder / "bin"
     programs.mkdir()
     for name in ("gcloud", "kubectl", "sky", "xpk", "sbatch", "scancel", "tail", "python3", "git"):

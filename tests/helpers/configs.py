@@ -26,7 +26,10 @@ VOCAB = 37
 
 
 def small_config(**groups) -> Config:
-    """A config of a model with 16 dimensions; `model=dict(dropout=0.0)` changes keys of a group, of the core or of an extension."""
+    """A config of a model with 16 dimensions.
+
+    `model=dict(dropout=0.0)` changes keys of a group, of the core or of an extension.
+    """
     base = Config(model=MODEL, data=DATA, optimizer=Optimizer(warmup_steps=10))
     return base.with_values(
         {f"{group}.{key}": x for group, keys in groups.items() for key, x in keys.items()}
@@ -109,4 +112,7 @@ SMALL_KEYS = {
     "data.batch_tokens": 512, "mesh.cpu_devices": 1, "eval.every_steps": 10, "checkpoint.every_steps": 10,
     "log.every_steps": 5, "decode.max_length_offset": 5, "decode.max_length_ratio": 0.2,
 }  # fmt: skip
-"""Keys of a small run of `configs/toy.py`, by commands and in Python: its programs are compiled once for both."""
+"""Keys of a small run of `configs/toy.py`, by commands and in Python.
+
+Its programs are compiled once for both.
+"""

@@ -1,8 +1,9 @@
-"""The commands of README and docs as they are run by tests/documentation: as written, after the README's installation, in the
-order of their page, each once.
+"""The commands of README and docs as they are run by tests/documentation.
 
-Long commands are shortened by overrides at their end; the reader's own text is replaced by a stand-in.
-A new kind of command fails until `shortened` handles it.
+As written, after the README's installation, in the order of their page, each once.
+
+Long commands are shortened by overrides at their end; the reader's own text is replaced by a
+stand-in. A new kind of command fails until `shortened` handles it.
 """
 
 import contextlib
@@ -189,7 +190,10 @@ def run_programs(folder: Path, pages: list[str]) -> None:
 
 
 def run(folder: Path, command: str) -> None:
-    """Runs a command in the folder: in this process where it needs no shell, no input and no devices of its own."""
+    """Runs a command in the folder.
+
+    In this process where it needs no shell, no input and no devices of its own.
+    """
     words = shlex.split(command.replace("$PWD", str(folder)))
     own = (
         {"|", "<", ">", "&&", "&"} & set(words)

@@ -44,7 +44,10 @@ def load(heading: str, monkeypatch, folder: Path) -> ModuleType:
 
 
 def use(file: Path, monkeypatch) -> ModuleType:
-    """Imports a module from its folder. `monkeypatch` removes it, and what it registers, at the end."""
+    """Imports a module from its folder.
+
+    `monkeypatch` removes it, and what it registers, at the end.
+    """
     monkeypatch.syspath_prepend(str(file.parent))
     before = [(table, set(table)) for table in tables()]
     for table, names in before:

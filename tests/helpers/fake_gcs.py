@@ -1,11 +1,11 @@
-"""A bucket server that speaks as much of the Cloud Storage JSON API as gcsfs and tensorstore need, on one machine.
+"""A bucket server with the part of the Cloud Storage JSON API that gcsfs and tensorstore need.
 
     with FakeGcs() as server:
         subprocess.run(..., env=os.environ | server.environment)
 
-Uploads (media, multipart, resumable), downloads with ranges, listings with prefix, delimiter and pages, rewriting,
-deletion, and generation preconditions. Buckets need not be made. `server.failures` are status codes for the next
-requests whose method and path match.
+Uploads (media, multipart, resumable), downloads with ranges, listings with prefix, delimiter and
+pages, rewriting, deletion, and generation preconditions. Buckets need not be made.
+`server.failures` are status codes for the next requests whose method and path match.
 """
 
 import http.server

@@ -1,4 +1,4 @@
-"""The part of the Hugging Face Hub's HTTP API that create_repo, upload_folder and snapshot_download use, in memory."""
+"""Hugging Face Hub's HTTP API for create_repo, upload_folder and snapshot_download, in memory."""
 
 import base64
 import contextlib
@@ -13,7 +13,7 @@ TOKEN = "hf_writer"
 
 
 class FakeHub:
-    """repos: {"USER/NAME": {"private": bool, "commits": {sha: {path: bytes}}}}, the last commit is main."""
+    """`repos`: {"USER/NAME": {"private": bool, "commits": {sha: {path: bytes}}}}; the last is main."""
 
     def __init__(self):
         self.repos, self.cards, self.requests = {}, [], []

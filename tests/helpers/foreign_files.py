@@ -7,7 +7,9 @@ HEX32, HEX12 = "0123456789abcdef" * 2, "0123456789ab"
 
 
 def put_beside(folder: Path, ours: list[str]) -> dict[str, str]:
-    """Write into `folder` what no clean-up may touch: hidden and dotted names, and names that begin like `ours`; all are old.
+    """Write into `folder` what no clean-up may touch.
+
+    Hidden and dotted names, and names that begin like `ours`; all are old.
 
     Returns what `content` must return for them.
     """

@@ -8,9 +8,11 @@ import jax
 
 
 def matrix_products(jaxpr: Any) -> list[dict[str, Any]]:
-    """The matrix products of a traced program by type, most FLOPs first: `types` such as "bfloat16 x bfloat16 ->
-    float32", `count`, and `flops` on all devices. A while loop counts once, a scan each of its turns; where the program
-    depends on the platform, the default counts.
+    """The matrix products of a traced program by type, most FLOPs first.
+
+    `types` such as "bfloat16 x bfloat16 -> float32", `count`, and `flops` on all devices. A while
+    loop counts once, a scan each of its turns; where the program depends on the platform, the
+    default counts.
     """
     sums: dict[str, dict[str, Any]] = {}
     for eqn, times, parts in _equations(jaxpr):
@@ -26,7 +28,7 @@ def matrix_products(jaxpr: Any) -> list[dict[str, Any]]:
 
 
 def _equations(jaxpr: Any, times: int = 1, parts: int = 1) -> Iterator[tuple[Any, int, int]]:
-    """(equation, how often it runs, on how many parts of its arrays each time: blocks of a kernel, devices)."""
+    """Yield (equation, times that it runs, parts of its arrays: blocks of a kernel, devices)."""
     for eqn in jaxpr.eqns:
         yield eqn, times, parts
         params, name = eqn.params, eqn.primitive.name

@@ -7,7 +7,8 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config, Decode
 from t2t_flax.config.schema import CORE_GROUPS, fields
 
-# Keys whose other value follows from neither their type nor their range, with further keys that it needs.
+# Keys whose other value follows from neither their type nor their range, with further keys that it
+# needs.
 _SAMPLE = {"decode.strategy": "sample", "decode.beam_size": Decode.beam_size}
 _SPECIAL: dict[str, dict[str, Any]] = {
     "data.train": {"data.train": "en-de=toy:train:140; en-de.more=toy:train:30"},
@@ -95,8 +96,9 @@ _NAMES = {
 
 
 def with_other_value(config: Config, key: str, *, check: bool = True) -> Config:
-    """`config` with another value of `key`, and of the keys that the value needs. Raises UserError, with `check`, where they
-    need others still.
+    """`config` with another value of `key`, and of the keys that the value needs.
+
+    Raises UserError, with `check`, where they need others still.
     """
     values = _SPECIAL.get(key) or {key: _other(config, key)}
     for name, value in values.items():

@@ -48,7 +48,10 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_for(condition, what, seconds: float = 200.0) -> None:
-    """what: said if the condition does not become true in time; text, or a function that returns it."""
+    """what: said if the condition does not become true in time.
+
+    Text, or a function that returns it.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, (
@@ -79,8 +82,9 @@ _ports = itertools.count(random.randrange(_PORTS))
 
 
 def free_port() -> int:
-    """A port that nothing takes before a process of the test does: below those that the kernel assigns, from a range of this
-    worker of the tests, each in its turn.
+    """A port that nothing takes before a process of the test does.
+
+    Below those that the kernel assigns, from a range of this worker of the tests, each in its turn.
     """
     first = 20_000 + _PORTS * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 12)
     while True:
@@ -91,7 +95,10 @@ def free_port() -> int:
 
 
 class Processes:
-    """Context of `count` processes of a command, each with its own log file in `logs`; all are killed at the end."""
+    """Context of `count` processes of a command, each with its own log file in `logs`.
+
+    All are killed at the end.
+    """
 
     def __init__(self, logs: Path, count: int, arguments: list[str] | list[list[str]], **env: str):
         logs.mkdir(parents=True, exist_ok=True)
@@ -139,7 +146,10 @@ class Processes:
         return [self.wait_for_end(i, deadline - time.monotonic()) for i in range(len(self.all))]
 
     def wait_for_end(self, i: int, seconds: float = 300.0) -> int:
-        """The exit code of one process, whose output is then complete. Fails with all outputs if it takes longer."""
+        """The exit code of one process, whose output is then complete.
+
+        Fails with all outputs if it takes longer.
+        """
         try:
             self.all[i].wait(max(0.1, seconds))
         except subprocess.TimeoutExpired:

@@ -19,7 +19,10 @@ def record(
     eval: dict[str, Any] | None = None,
     more: list[list[str]] | None = None,
 ) -> Path:
-    """A record with its texts, as `evaluate` writes it. data, eval: of its config. more: further references."""
+    """Write a record with its texts, as `evaluate` does.
+
+    data, eval: keys of its config. more: further references.
+    """
     ends = ["hyp", "ref", *(f"ref{n}" for n in range(2, 2 + len(more or [])))]
     digests = []
     for end, texts in zip(ends, (hypotheses, references, *(more or [])), strict=True):

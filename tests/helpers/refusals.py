@@ -30,7 +30,7 @@ def refused(*names: str, error: type[BaseException] = UserError) -> Iterator[pyt
 
 
 def refused_command(argv: Sequence[str], *names: str, code: int = USER_ERROR) -> str:
-    """Run a command line that must fail with exit code `code` and a message that names each of `names`.
+    """Run a command line that must fail with exit code `code` and name each of `names`.
 
     Returns:
       What the command wrote to standard error.

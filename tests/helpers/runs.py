@@ -43,7 +43,7 @@ def tiny_run(workdir, steps=12, **groups):
 
 
 def copy_at(step: int, run: Path, workdir: Path) -> None:
-    """Copies a run to `workdir` as one that was killed some time after it had saved checkpoint `step`."""
+    """Copy a run to `workdir` as if it was killed some time after it saved checkpoint `step`."""
     shutil.copytree(run, workdir, dirs_exist_ok=True)
     for folder in (workdir / "checkpoints").iterdir():
         if int(folder.name) > step:

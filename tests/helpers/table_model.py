@@ -1,4 +1,7 @@
-"""A step function whose logits are a hash of the whole prefix, and the same in NumPy: the oracle of searches."""
+"""A step function whose logits are a hash of the whole prefix, and the same in NumPy.
+
+The oracle of searches.
+"""
 
 import dataclasses
 import functools
@@ -14,10 +17,12 @@ PARAMS = {"scale": np.float32(2.0), "eos": np.float32(0.0)}
 
 @dataclasses.dataclass(frozen=True)
 class TableModel:
-    """`vocab` tokens (0 = padding, 1 = EOS), `rows` rows of logits. `flat`: equal logits, so that every choice is a tie.
+    """`vocab` tokens (0 = padding, 1 = EOS), `rows` rows of logits.
 
-    The cache holds the tokens of each hypothesis with a time axis and a running hash without one; the logits need both,
-    so that a hypothesis with the wrong cache gets wrong scores.
+    `flat`: equal logits, so that every choice is a tie.
+
+    The cache holds the tokens of each hypothesis with a time axis and a running hash without one;
+    the logits need both, so that a hypothesis with the wrong cache gets wrong scores.
     """
 
     vocab: int = 5

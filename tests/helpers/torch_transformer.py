@@ -6,7 +6,10 @@ import torch
 
 
 class Seq2Seq(torch.nn.Module):
-    """PyTorch's stacks with the paper's input: a shared table times sqrt(d), sinusoids, and shifted targets."""
+    """PyTorch's stacks with the paper's input.
+
+    A shared table times sqrt(d), sinusoids, and shifted targets.
+    """
 
     def __init__(self, c, rows: int, eps: float):
         super().__init__()

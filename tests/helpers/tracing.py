@@ -6,7 +6,7 @@ from typing import Any
 
 
 def traced(trace: Callable[..., Any], function: Callable[..., Any], *arguments: Any) -> None:
-    """Call a function under `sys.settrace(trace)`, and put back the tracer of before, as that of a coverage run."""
+    """Call a function under `sys.settrace(trace)`, then put back the previous tracer."""
     before = sys.gettrace()
     sys.settrace(trace)
     try:

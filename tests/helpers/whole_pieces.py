@@ -6,7 +6,7 @@ from t2t_flax.data.tokenizers import SentencePieceTokenizer
 
 
 def with_whole_piece(tokenizer: SentencePieceTokenizer, piece: str) -> SentencePieceTokenizer:
-    """The tokenizer with another piece, as of a model that was trained with `--user_defined_symbols`."""
+    """Return the tokenizer with another piece, as after training with `--user_defined_symbols`."""
     model = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.data)
     model.pieces.add(piece=piece, score=0.0, type=model.SentencePiece.USER_DEFINED)
     return SentencePieceTokenizer(model.SerializeToString())

@@ -1,4 +1,7 @@
-"""What each launcher installs is what the command needs; environment variables reach it by name, never by value."""
+"""What each launcher installs is what the command needs.
+
+Environment variables reach it by name, never by value.
+"""
 
 import functools
 import re

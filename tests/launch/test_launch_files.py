@@ -1,4 +1,4 @@
-"""The files of launch/: shellcheck, independence of the model, and YAML that fits the schema of JobSet."""
+"""The files of launch/: shellcheck, independence of the model, and YAML for the JobSet schema."""
 
 import os
 import re
@@ -117,7 +117,10 @@ def test_actions_are_pinned_by_digest():
 
 
 def missing_paths(written, read, path="") -> list[str]:
-    """The paths in `written` that `read` lacks or has with another value; whatever `read` adds are defaults."""
+    """The paths in `written` that `read` lacks or has with another value.
+
+    Whatever `read` adds are defaults.
+    """
     if isinstance(written, dict) and isinstance(read, dict):
         return [p for k, v in written.items() for p in missing_paths(v, read.get(k), f"{path}.{k}")]
     if isinstance(written, list) and isinstance(read, list) and len(written) == len(read):
@@ -148,7 +151,10 @@ def test_skypilot_task():
 
 
 def run_skypilot(tmp_path, **env) -> list[str]:
-    """Runs the task with a launch/retry.sh that prints its environment and arguments; returns the lines."""
+    """Runs the task with a launch/retry.sh that prints its environment and arguments.
+
+    Returns the lines.
+    """
     (tmp_path / "launch").mkdir(exist_ok=True)
     retry = tmp_path / "launch" / "retry.sh"
     retry.write_text(

@@ -1,4 +1,7 @@
-"""launch/local_pod.sh with small commands instead of training: labels, exit codes, restarts, signals, no orphans."""
+"""launch/local_pod.sh with small commands instead of training.
+
+Labels, exit codes, restarts, signals, no orphans.
+"""
 
 import os
 import shlex

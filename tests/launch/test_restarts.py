@@ -1,4 +1,4 @@
-"""launch/restarts.py: what starts again, and what a job of SLURM does, with stand-ins for SLURM's programs."""
+"""launch/restarts.py: restarts, and a job of SLURM, with stand-ins for SLURM's programs."""
 
 import os
 import shutil
@@ -65,7 +65,10 @@ exit $highest
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """Run a job of two tasks that end with `codes`; return its exit code and whether it was requeued."""
+    """Run a job of two tasks that end with `codes`.
+
+    Return its exit code and whether it was requeued.
+    """
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "7")

@@ -1,4 +1,4 @@
-"""launch/slurm.sh on a real SLURM cluster of one node, which the test starts from Debian's packages."""
+"""launch/slurm.sh on a real SLURM cluster of one node, started from Debian's packages."""
 
 import os
 import re
@@ -155,7 +155,9 @@ def start_requeued(env, job, restart: int) -> None:
 
 
 def test_training_of_two_tasks_survives_two_requeues(slurm, tmp_path, cache):
-    """The first requeue follows a SIGTERM, as at the time limit; the second is done by the operator.
+    """The first requeue follows a SIGTERM, as at the time limit.
+
+    The second is done by the operator.
 
     The environment variable T2T_SLURM_LOG names a file for a copy of the job's log.
     """

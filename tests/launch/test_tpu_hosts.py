@@ -1,4 +1,4 @@
-"""launch/tpu_vm.sh and queued_resource.sh with a stand-in for gcloud, which runs commands in a folder as the host."""
+"""launch/tpu_vm.sh and queued_resource.sh with a stand-in for gcloud, and folders as hosts."""
 
 import fcntl
 import os
@@ -55,7 +55,10 @@ exit "${INSTALL_CODE-0}"
 
 @pytest.fixture
 def cloud(tmp_path):
-    """(folder, environment) of a fake cloud; python3 on its hosts installs nothing, and git archives the current launch/."""
+    """(folder, environment) of a fake cloud.
+
+    Python3 on its hosts installs nothing, and git archives the current launch/.
+    """
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in (

@@ -68,7 +68,10 @@ def test_segments_restart_positions(causal_attention):
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 3])
 def test_grouped_heads_equal_repeated_key_heads(kv_heads):
-    """Output, and the gradient of the shared kernel as the sum over its group; the cache is smaller by the same factor."""
+    """Output, and the gradient of the shared kernel as the sum over its group.
+
+    The cache is smaller by the same factor.
+    """
     shape = dict(d_model=12, num_heads=6, d_k=4, d_v=5)
     grouped, full = (
         MultiHeadAttention(Model(**shape, num_kv_heads=kv_heads)),

@@ -18,7 +18,10 @@ from t2t_flax.models.attention import MixerInputs, SelfAttention
     "keys", [dict(num_kv_heads=2, position="learned"), pytest.param({}, marks=pytest.mark.slow)]
 )
 def test_shared_and_own_slots_give_the_same_beams(monkeypatch, keys):
-    """Beams that share slots find theirs by ancestors; slots of their own move with them. Also as the cache grows."""
+    """Beams that share slots find theirs by ancestors; slots of their own move with them.
+
+    Also as the cache grows.
+    """
     model, _, state, _ = model_and_state(small_config(model=dict(num_decoder_layers=2) | keys))
     params = jax.tree.map(lambda x: 2 * x if x.ndim > 1 else x, state.params)
     sources = rows_alone(random_pairs(3, longest=12, seed=2), 16)["source"]

@@ -10,7 +10,10 @@ from t2t_flax.models.dropout import Dropout, Noise, mix, noise_key, random_bits
 
 
 def test_kernels_have_the_standard_deviation_of_xavier():
-    """sqrt(2 / (fan_in + fan_out)) with the fans of the whole matrix: 0.0442 for q, k, v and o of the base model."""
+    """sqrt(2 / (fan_in + fan_out)) with the fans of the whole matrix.
+
+    0.0442 for q, k, v and o of the base model.
+    """
     config = small_config(
         model=dict(d_model=512, d_ff=2048, num_heads=8, num_encoder_layers=1, num_decoder_layers=1)
     )

@@ -11,7 +11,7 @@ from t2t_flax.models.embeddings import PositionVectors
 
 
 def test_sinusoids_have_the_papers_values():
-    """PE[1] at d_model 512, interleaved (3.5) and in halves (tensor2tensor; not just a permutation)."""
+    """PE[1] at d_model 512, interleaved (3.5) and in halves (tensor2tensor; no permutation)."""
     paper = positions.sinusoid_interleaved(jnp.arange(2), 512)
     np.testing.assert_allclose(paper[1, :4], [0.841471, 0.540302, 0.821856, 0.569695], atol=1e-6)
     assert float(paper[1, 510]) == pytest.approx(0.000104, abs=1e-6)
@@ -28,7 +28,10 @@ def test_learned_positions_beyond_the_table_give_nan():
 
 @pytest.mark.parametrize("scheme", ["sinusoid_interleaved", "sinusoid_halves"])
 def test_sinusoids_of_rows_equal_those_of_single_positions(scheme):
-    """A row [..., T] has positions below T; one that is not becomes NaN, and not the vector of another position."""
+    """A row [..., T] has positions below T.
+
+    One that is not becomes NaN, and not the vector of another position.
+    """
     module = PositionVectors(Model(d_model=8, position=scheme, position_offset=2))
     rows = jnp.array([[0, 1, 2, 0, 1], [4, 3, 2, 1, 0]])
     vectors = module.apply({}, rows)

@@ -24,7 +24,7 @@ _DOT = re.compile(
 
 @functools.cache
 def dots(precision: str, platform: str, **model) -> list[tuple[str, str, str, str]]:
-    """(precision of the left side, of the right, type of the left, of the right) of every product of a train step."""
+    """Return (left precision, right precision, left type, right type) of a step's products."""
     config = small_config(model=model, train=dict(precision=precision))
     model, tx, mesh = make_model(config, VOCAB, VOCAB), make_optimizer(config), devices_mesh()
     state, shardings = abstract_state(config, model, tx, mesh)
@@ -50,7 +50,10 @@ def test_float32_products_are_float32_on_a_gpu(mixer):
     ("precision", "of_products", "kind"), [("tf32", "HIGH", "f32"), ("bfloat16", "DEFAULT", "bf16")]
 )
 def test_tf32_and_bfloat16_products_on_a_gpu(precision, of_products, kind):
-    """But for the products that add up the gradients of equal ids, one for each lookup: nothing may round there."""
+    """But for the products that add up the gradients of equal ids, one for each lookup.
+
+    Nothing may round there.
+    """
     found = collections.Counter(dots(precision, "cuda"))
     assert found.pop(("HIGHEST", "HIGHEST", kind, kind)) == 2
     assert set(found) == {(of_products, of_products, kind, kind)}
@@ -66,7 +69,10 @@ def test_every_product_of_a_bfloat16_step_multiplies_bfloat16(platform, model):
 
 @pytest.mark.parametrize("equation", ["...tnh,...snh->...nts", "...d,vd->...v"])
 def test_gradients_of_a_bfloat16_product_are_those_of_rounded_operands(equation):
-    """Only operands and cotangent are rounded: sums are float32, and the gradient of a float32 operand stays so."""
+    """Only operands and cotangent are rounded.
+
+    Sums are float32, and the gradient of a float32 operand stays so.
+    """
     shapes = dict(zip("tnhsdv", (5, 2, 4, 6, 8, 7), strict=True))
     rng, numbers = (
         np.random.default_rng(0),

@@ -106,7 +106,10 @@ def test_process_that_never_starts_is_reported_after_the_timeout(tmp_path, cache
 @pytest.mark.drill
 @pytest.mark.slow
 def test_fsdp_checkpoint_unreadable_by_one_process_is_skipped(tmp_path, cache):
-    """Parameters are sharded over two processes and the files of one are lost; both fall back to the same checkpoint."""
+    """Parameters are sharded over two processes and the files of one are lost.
+
+    Both fall back to the same checkpoint.
+    """
     workdir, keys = (
         tmp_path / "run",
         TWO | dict(mesh_fsdp=2, train_steps=10, eval_every_steps=0, model_dropout=0.0),

@@ -1,4 +1,4 @@
-"""Runs on several processes that are signalled, killed or damaged, and go on like a run that was not."""
+"""Runs on several processes that are signalled, killed or damaged go on like undisturbed ones."""
 
 import os
 import re
@@ -131,8 +131,9 @@ def damage_checkpoint(workdir: Path, step: int, damage: str) -> None:
 
 @pytest.mark.slow
 def test_signal_during_a_compilation_ends_all_at_once(undisturbed, tmp_path, cache):
-    """Two processes start from the checkpoints of a run, the newest of which is damaged; the signal comes before the first
-    update.
+    """Two processes start from the checkpoints of a run, the newest of which is damaged.
+
+    The signal comes before the first update.
     """
     workdir = tmp_path / "run"
     shutil.copytree(undisturbed, workdir, ignore=shutil.ignore_patterns("complete.json", "eval"))

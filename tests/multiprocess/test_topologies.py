@@ -1,4 +1,7 @@
-"""One run on 1, 2 and 4 processes and several meshes: the same loss curve, the same translations, the same record."""
+"""One run on 1, 2 and 4 processes and several meshes.
+
+The same loss curve, the same translations, the same record.
+"""
 
 import shutil
 

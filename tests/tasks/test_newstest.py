@@ -32,7 +32,10 @@ def captions(real_data):
 
 
 def multi_bleu(hypotheses, references):
-    """(BLEU, precisions, brevity penalty, lengths): clipped n-gram matches, geometric mean, one reference."""
+    """Return (BLEU, precisions, brevity penalty, lengths), for one reference.
+
+    Clipped n-gram matches, geometric mean.
+    """
     matched, counted, lengths = [0] * 4, [0] * 4, [0, 0]
     for hypothesis, reference in zip(hypotheses, references, strict=True):
         words, truth = hypothesis.split(), reference.split()

@@ -1,4 +1,7 @@
-"""What may change when a run is resumed: every mutable key can, and a change that is refused leaves the run as it was."""
+"""What may change when a run is resumed.
+
+Every mutable key can, and a change that is refused leaves the run as it was.
+"""
 
 import dataclasses
 import importlib.util
@@ -193,7 +196,10 @@ def test_refused_change_of_prepared_data_changes_nothing(tmp_path):
 
 
 def test_keys_of_the_model_are_what_they_say():
-    """The function that the parameters are is fixed for a run; dropout and initial values only change the training."""
+    """The function that the parameters are is fixed for a run.
+
+    Dropout and initial values only change the training.
+    """
     of_model = {key for key in fields() if key.startswith("model.")} | {"data.joint_vocabulary"}
     training = {key for key in of_model if "dropout" in key or key.endswith("_init")} | {
         "model.attention_kernel"
@@ -223,7 +229,10 @@ def test_automatic_precision_is_one_that_the_devices_multiply(
 def test_precision_of_the_first_start_stays_on_another_backend(
     trained, tmp_path, monkeypatch, capsys
 ):
-    """train.precision = auto is bfloat16 on a GPU: a run that began in float32 on CPU goes on in float32."""
+    """train.precision = auto is bfloat16 on a GPU.
+
+    A run that began in float32 on CPU goes on in float32.
+    """
     longer = dataclasses.replace(config_of(), train=dataclasses.replace(config_of().train, steps=2))
     assert longer.train.precision == "auto"
     for name in ("moved", "stayed"):

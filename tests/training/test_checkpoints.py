@@ -99,7 +99,10 @@ def test_newest_and_best_are_kept(tmp_path, training_setup):
 
 
 def test_checkpoint_gets_the_metric_of_a_late_evaluation(tmp_path, training_setup):
-    """The run was stopped before its evaluation: metadata and deletions are the same as without the stop."""
+    """The run was stopped before its evaluation.
+
+    Metadata and deletions are the same as without the stop.
+    """
     for metrics, kept in (([9.0, None, 2.0], [1, 3]), ([1.0, None, 4.0], [3])):
         metas = []
         for late in (False, True):

@@ -82,7 +82,10 @@ def test_compiler_options_follow_precision_rematerialization_and_backend(fast, m
     ],
 )
 def test_results_that_are_cast_are_not_rounded(equation, size):
-    """Small products, which XLA computes itself, and large ones: as exact as float32 sums of bfloat16 operands."""
+    """Small products, which XLA computes itself, and large ones.
+
+    As exact as float32 sums of bfloat16 operands.
+    """
     if not precision.has_fast_bfloat16():
         pytest.skip("this CPU, or this version of jaxlib, has no fast bfloat16")
     shapes = dict(b=2, t=size, s=size, d=2 * size, v=3 * size, n=2, h=32)

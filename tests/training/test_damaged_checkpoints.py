@@ -102,7 +102,10 @@ WAYS = {
 
 
 def check_damaged_file(three_checkpoints, training_setup, workdir, name, damage):
-    """Damages a file of the newest checkpoint: it or the previous one is restored, and nothing else changes."""
+    """Damages a file of the newest checkpoint.
+
+    It or the previous one is restored, and nothing else changes.
+    """
     shutil.copytree(three_checkpoints, workdir / "checkpoints")
     damage(workdir / "checkpoints" / "3" / name)
     before = content(workdir)
@@ -321,7 +324,7 @@ STEPS = st.integers(1, 40).flatmap(
 
 @given(STEPS, st.integers(1, 5), st.integers(0, 3))
 def test_retention_keeps_newest_scheduled_and_best(about, last, best):
-    """Keeps the newest, the last scheduled, the best, and those without metadata, whatever the current config says."""
+    """Keep the newest, the last scheduled, the best, and ones without metadata, under any config."""
     facts = dict(enumerate(about, 1))
     regular = [step for step, (scheduled, _) in facts.items() if scheduled]
     unknown = {step for step, (scheduled, _) in facts.items() if scheduled is None}
@@ -335,7 +338,10 @@ def test_retention_keeps_newest_scheduled_and_best(about, last, best):
 
 
 def test_new_interval_on_resume_deletes_no_scheduled_checkpoint(training_setup, tmp_path):
-    """Whether a checkpoint is scheduled follows from its own config: every 10 updates until 40, then every 25 until 50."""
+    """Whether a checkpoint is scheduled follows from its own config.
+
+    Every 10 updates until 40, then every 25 until 50.
+    """
     every = lambda n: dataclasses.replace(training_setup[0], checkpoint=Checkpoint(every_steps=n))  # noqa: E731
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=4)
     for step, interval in ((10, 10), (20, 10), (30, 10), (40, 10), (43, 25), (47, 25), (50, 25)):

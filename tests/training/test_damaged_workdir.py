@@ -1,4 +1,4 @@
-"""After damage to any file of a workdir, the run resumes and evaluates bit for bit, or an error names the file."""
+"""With any file of a workdir damaged, the run goes on bit for bit, or an error names the file."""
 
 import dataclasses
 import json

@@ -19,7 +19,10 @@ def forward_flops(model: Model, vocab: int, tokens: flops.Tokens) -> float:
 
 
 def test_forward_flops_of_a_small_model_by_hand():
-    """One pair, S 3, T 2; 1 + 1 layers, d 4, d_ff 8, 2 heads of 2, V 10: multiply-adds listed matrix by matrix."""
+    """One pair, S 3, T 2.
+
+    1 + 1 layers, d 4, d_ff 8, 2 heads of 2, V 10: multiply-adds listed matrix by matrix.
+    """
     model = Model(num_encoder_layers=1, num_decoder_layers=1, d_model=4, d_ff=8, num_heads=2)
     encoder = 3 * (4 * 4 * 4 + 2 * 4 * 8) + 2 * 3 * 3 * 4
     decoder = (
@@ -31,7 +34,10 @@ def test_forward_flops_of_a_small_model_by_hand():
 
 
 def test_formula_agrees_with_the_compilers_count():
-    """XLA counts the unrolled program's products too; elementwise work is a few percent at this size."""
+    """XLA counts the unrolled program's products too.
+
+    Elementwise work is a few percent at this size.
+    """
     from t2t_flax.models.transformer import Transformer
 
     config = Model(num_encoder_layers=2, num_decoder_layers=2, d_model=256, d_ff=1024, num_heads=4)

@@ -65,7 +65,10 @@ def test_gradients_cross_the_devices_once_an_update(mesh, precision):
 
 
 def test_gradient_has_one_rounding_for_each_shard_and_sum():
-    """|error| <= shards * 2^-9 * sum of |gradient of a shard|: whatever was summed on a device was exact to float32."""
+    """|error| <= shards * 2^-9 * sum of |gradient of a shard|.
+
+    Whatever was summed on a device was exact to float32.
+    """
     rng = np.random.default_rng(0)
     table = jnp.asarray(rng.normal(size=(11, 8)), jnp.float32)
     rows = {

@@ -148,7 +148,10 @@ def test_divergence_stops_the_run_before_it_is_saved(tmp_path, cache, monkeypatc
 
 @pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_skipped_updates_do_not_change_the_others(tmp_path, cache, monkeypatch, resumed):
-    """Updates 5 and 8 are not finite: batches, dropout and learning rates of the others do not change."""
+    """Updates 5 and 8 are not finite.
+
+    Batches, dropout and learning rates of the others do not change.
+    """
     monkeypatch.setattr(step, "loss_sums", nan_loss_at(5, 8))
     keys = dict(train=dict(non_finite="skip"))
     monkeypatch.setattr("t2t_flax.training.run.MOST_SKIPPED", 1)
@@ -173,7 +176,7 @@ def test_skipped_updates_do_not_change_the_others(tmp_path, cache, monkeypatch, 
 
 @pytest.mark.slow
 def test_changed_optimizer_keys_are_logged_once_on_resume(tmp_path, cache, uninterrupted):
-    """Logged once in metrics.jsonl, however often the run resumes there, and in the metadata of every later checkpoint."""
+    """metrics.jsonl has it once, however often the run resumes; later checkpoints have it too."""
     copy_at(4, uninterrupted[0], tmp_path)
     changed = dict(optimizer=dict(lr_scale=0.5, max_grad_norm=1.0), checkpoint=dict(every_steps=2))
     expected = {"optimizer.lr_scale": [1.0, 0.5], "optimizer.max_grad_norm": [0.0, 1.0]}
@@ -198,7 +201,10 @@ def test_changed_optimizer_keys_are_logged_once_on_resume(tmp_path, cache, unint
 
 @pytest.mark.slow
 def test_suggested_flags_recover_a_diverged_run(tmp_path, cache, config_file, capsys):
-    """Follows the message literally: first its flags, then its command that removes a bad checkpoint."""
+    """Follows the message literally.
+
+    First its flags, then its command that removes a bad checkpoint.
+    """
     workdir = tmp_path / "a run"
     keys = ("optimizer.lr_scale=1e30", "checkpoint.every_steps=1", "mesh.data=-1")
     absurd = command(workdir, cache, config_file, *(f"--config.{key}" for key in keys))[3:]
@@ -239,7 +245,7 @@ def test_changed_training_data_is_refused(tmp_path, cache, uninterrupted):
 
 @pytest.mark.slow
 def test_resuming_needs_only_the_workdir(tmp_path, cache):
-    """The run of finetuning.init_from and the tokenizer of data.tokenizer_model may have been deleted."""
+    """The run of finetuning.init_from and data.tokenizer_model may have been deleted."""
     first, ready = tmp_path / "first", tmp_path / "ready.model"
     loop.train(start(tiny_run(first, steps=4), first, cache), score=None)
     shutil.copy(first / "tokenizer" / "tokenizer.model", ready)

@@ -1,4 +1,4 @@
-"""The loss, the token metrics, and their computation in chunks with a backward pass that is written out."""
+"""The loss, the token metrics, and their computation in chunks with an explicit backward pass."""
 
 import functools
 
@@ -22,7 +22,7 @@ VOCAB, WIDTH = 13, 8
 
 
 def reference(hidden, table, bias, targets, weights, *, config: Loss, vocab: int):
-    """Loss, negative log-likelihood, accuracy and the gradients of hidden, table and bias, in float64 by NumPy."""
+    """Return loss, nll, accuracy and gradients of hidden, table and bias, in float64 by NumPy."""
     logits = hidden @ table[:vocab].T + bias[:vocab]
     log_p = logits - logits.max(-1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(-1, keepdims=True))
@@ -44,7 +44,10 @@ def reference(hidden, table, bias, targets, weights, *, config: Loss, vocab: int
 
 
 def inputs(rng, tokens, rows, dtype, biased):
-    """Hidden rows, table and bias that `dtype` holds exactly, targets and weights; a third of the tokens are padding."""
+    """Hidden rows, table and bias that `dtype` holds exactly, targets and weights.
+
+    A third of the tokens are padding.
+    """
     arrays = (
         rng.normal(size=(tokens, WIDTH)),
         rng.normal(size=(rows, WIDTH)),
@@ -137,7 +140,10 @@ def test_chunks_are_of_equal_size(tokens, chunk, padded):
 
 
 def test_statistics_are_the_same_in_one_pass():
-    """GPUs run another program than the CPU of the other tests; also for logits whose exponentials overflow."""
+    """GPUs run another program than the CPU of the other tests.
+
+    Also for logits whose exponentials overflow.
+    """
     logits = 100 * jax.random.normal(jax.random.key(0), (7, 300))
     logits = logits.at[:, -2:].set(-1e9).at[5, 3].set(jnp.nan).at[6, 3].set(jnp.inf)
     plain, one_pass = (

@@ -35,7 +35,10 @@ def updates(o: Optimizer, grads: list, params=None) -> list:
     ],
 )
 def test_updates_that_count_as_bounded_stay_within_a_few_learning_rates(o, bounded):
-    """Gradients that grow, shrink, vanish and return: 300 updates, the hardest of which end in zeros."""
+    """Gradients that grow, shrink, vanish and return.
+
+    300 updates, the hardest of which end in zeros.
+    """
     time = np.arange(300)
     shapes = [
         1.05**time,
@@ -57,7 +60,10 @@ def test_updates_with_weight_decay_do_not_count_as_bounded():
 
 
 def test_adam_equals_its_formulas():
-    """Kingma & Ba 2015, algorithm 1, with the paper's constants; the first update uses the rate of t = 1."""
+    """Kingma & Ba 2015, algorithm 1, with the paper's constants.
+
+    The first update uses the rate of t = 1.
+    """
     actual = updates(Optimizer(), GRADS)
     m = v = np.zeros((2, 2))
     for t, grads in enumerate(GRADS, 1):

@@ -1,4 +1,7 @@
-"""A stop at any moment changes nothing that anyone can see later: the small version of `benchmarks/kill_drill.py`."""
+"""A stop at any moment changes nothing that anyone can see later.
+
+The small version of `benchmarks/kill_drill.py`.
+"""
 
 import json
 import signal
@@ -27,7 +30,10 @@ HERE = {"mesh.data": "-1"}
     st.integers(0, 7), st.integers(0, 3), st.integers(1, 9), st.integers(1, 30), st.integers(0, 30)
 )
 def test_regular_steps_are_those_of_a_run_started_longer(every, epochs, epoch, end, more):
-    """A finished run that is extended: its former last update is regular only where it is scheduled."""
+    """A finished run that is extended.
+
+    Its former last update is regular only where it is scheduled.
+    """
     keys = dict(every_steps=every, every_epochs=epochs)
     short = small_config(checkpoint=keys, train=dict(steps=end))
     long = small_config(checkpoint=keys, train=dict(steps=end + more + 1))
@@ -48,7 +54,7 @@ def score(params, after_batch, compiling):
 
 
 def visible(workdir: Path) -> dict:
-    """Everything of a run that can be seen, but times and the arrays, of which the metadata has checksums."""
+    """Return everything visible of a run, except times and arrays, whose checksums are metadata."""
 
     def timeless(value):
         if isinstance(value, dict):
@@ -97,7 +103,7 @@ def train(config, workdir, cache, call: int = 0) -> tuple[loop.TrainingEnd, int]
 
 
 def stops(keys, tmp_path, cache, calls=None) -> None:
-    """Stops a run at each of these times that it is asked (default: at all), and compares it with one never stopped."""
+    """Stop a run at each of these questions (default: all), and compare it with one never stopped."""
     config = tiny_run(tmp_path, **keys)
     _, asked = train(config, tmp_path / "whole", cache)
     expected = visible(tmp_path / "whole")
@@ -122,7 +128,10 @@ EVERY_4 = dict(
 
 @pytest.mark.slow
 def test_stop_in_an_evaluation_leaves_the_average_as_it_is(tmp_path, cache):
-    """In the evaluation after update 8, which has a regular checkpoint too. Asked: 8 updates and the 2 batches after 4."""
+    """In the evaluation after update 8, which has a regular checkpoint too.
+
+    Asked: 8 updates and the 2 batches after 4.
+    """
     stops(EVERY_4, tmp_path, cache, calls=[12])
     assert load(tmp_path / "12", average=3, overrides=HERE).steps == (12, 8, 4)
 
@@ -152,7 +161,10 @@ def test_extended_run_averages_the_checkpoints_of_one_started_longer(tmp_path, c
 
 @pytest.mark.slow
 def test_skips_in_a_row_are_counted_across_a_stop(tmp_path, cache, monkeypatch):
-    """Updates 2 to 5 are not finite; more than three in a row are too many, wherever the run stopped in between."""
+    """Updates 2 to 5 are not finite.
+
+    More than three in a row are too many, wherever the run stopped in between.
+    """
     step_of = train_step.train_step
 
     def broken(*parts):

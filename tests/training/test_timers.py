@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
     reason="elsewhere the start is a time of the wall clock, kept by the kernel",
 )
 def test_age_does_not_depend_on_the_wall_clock(monkeypatch):
-    """A clock that was set after the boot moves the start that psutil gives, by 47 s on one machine."""
+    """A clock that is set after the boot moves psutil's start time, by 47 s on one machine."""
     monkeypatch.setattr(time, "time", lambda: pytest.fail("the wall clock is read"))
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: 0.0)
     before = time.monotonic()

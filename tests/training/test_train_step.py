@@ -191,7 +191,10 @@ def test_non_finite_update_changes_only_the_update_counters(store, monkeypatch, 
 
 
 def test_golden_first_update(reference):
-    """The loss of the first update. A commit that changes it must say why the model's arithmetic changed."""
+    """The loss of the first update.
+
+    A commit that changes it must say why the model's arithmetic changed.
+    """
     _, losses, _ = reference
     np.testing.assert_allclose(losses[:2], [4.005298, 3.684840], rtol=2e-5)
 

@@ -1,4 +1,4 @@
-"""Fuzzing of configs: any accepted model, loss and optimizer keys give a train step that can be traced."""
+"""Any accepted model, loss and optimizer keys give a train step that can be traced."""
 
 import typing
 

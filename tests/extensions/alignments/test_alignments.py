@@ -1,4 +1,7 @@
-"""Alignments by a trained model: against a direct computation, the corpus' gold alignments, and beside translations."""
+"""Alignments by a trained model.
+
+Against a direct computation, the corpus' gold alignments, and beside translations.
+"""
 
 import signal
 from types import SimpleNamespace
@@ -48,7 +51,7 @@ def command(capsys, *words):
 
 
 def by_hand(run, pair, head):
-    """The weights of a pair alone, by loops over the model's own weights and SentencePiece's pieces."""
+    """Return the weights of a pair, by loops over the model's weights and SentencePiece's pieces."""
     ids = encode_pair(run, pair.source, pair.target)
     batch = {name: np.asarray(x) for name, x in rows_of([ids], 1).items()}
     _, state = run.model.apply(

@@ -1,4 +1,7 @@
-"""HTML, URLs and placeholders around translated words: nothing is lost or doubled, whatever is aligned to what."""
+"""HTML, URLs and placeholders around translated words.
+
+Nothing is lost or doubled, whatever is aligned to what.
+"""
 
 import collections
 import html.parser

@@ -1,4 +1,7 @@
-"""Markup, URLs and placeholders through real translations: `translate --tags`, and documents of HTML for the server."""
+"""Markup, URLs and placeholders through real translations.
+
+`translate --tags`, and documents of HTML for the server.
+"""
 
 import html
 import re

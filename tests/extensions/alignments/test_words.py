@@ -25,7 +25,7 @@ def tokenizer(kind: str, **keys):
 
 
 def words_by_position(model: SentencePieceTokenizer, text: str) -> list[int]:
-    """Of each piece of a text with single spaces the word in which it begins, by the byte that SentencePiece reports."""
+    """Return the word in which each piece begins, by the byte that SentencePiece reports."""
     content = text.encode()
     pieces = model._processor.encode(text, out_type="proto").pieces
     return [
@@ -43,7 +43,7 @@ def test_ids_of_long_words_are_not_kept():
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_tokens_are_of_the_words_at_their_positions(kind):
-    """Also where words have several pieces, punctuation of their own, or characters unknown to the tokenizer."""
+    """Also where words have several pieces, own punctuation, or unknown characters."""
     model = tokenizer(kind)
     for line in [*LINES[:200], "Ein Ünbekanntes 漢字 wort , mit...  Leerzeichen ", "x"]:
         text = " ".join(line.split())
@@ -56,7 +56,10 @@ def test_tokens_are_of_the_words_at_their_positions(kind):
 
 @given(TEXTS)
 def test_every_word_has_its_own_tokens_in_order(text):
-    """Whatever normalization does to it: a word may vanish or become several, the others keep their numbers."""
+    """Whatever normalization does to it.
+
+    A word may vanish or become several, the others keep their numbers.
+    """
     model = tokenizer("unigram")
     tokens = tokens_of(model, text, limit=1000)
     assert tokens.words[:-1] == sorted(tokens.words[:-1]) and tokens.count == len(text.split())

@@ -53,7 +53,10 @@ def alone(workdir, sentences, tmp_path_factory):
 
 
 def assert_same(text, expected):
-    """The same translations; scores that XLA computes in batches of another size differ in the last digit."""
+    """The same translations.
+
+    Scores that XLA computes in batches of another size differ in the last digit.
+    """
     assert text.count("\n") == expected.count("\n")
     for line, other in zip(text.splitlines(), expected.splitlines(), strict=True):
         (*start, score), (*start_other, score_other) = line.split(" ||| "), other.split(" ||| ")

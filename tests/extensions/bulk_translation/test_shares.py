@@ -1,4 +1,7 @@
-"""`translate_file` on several processes, here threads; the model is a stand-in that answers in capitals."""
+"""`translate_file` on several processes, here threads.
+
+The model is a stand-in that answers in capitals.
+"""
 
 import argparse
 import contextlib
@@ -71,7 +74,10 @@ class Supervisor:
 
 @pytest.fixture
 def translate(monkeypatch, tmp_path):
-    """Runs `count` processes on the files `in` and `starts` with turns of 5 lines; returns what each one returned or raised."""
+    """Runs `count` processes on the files `in` and `starts` with turns of 5 lines.
+
+    Returns what each one returned or raised.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w").mkdir()
     monkeypatch.setattr(
@@ -201,7 +207,10 @@ def test_what_processes_cannot_share_is_refused(monkeypatch, tmp_path, flags):
 
 @pytest.mark.parametrize("second", ["", "c\n", "c\nd\ne\nf\n"])
 def test_parts_of_another_length_than_their_share_are_not_joined(tmp_path, second):
-    """As of a folder that is not the same for all: 2 and 2 lines in turns of 2 are the 4 lines of the input."""
+    """As of a folder that is not the same for all.
+
+    2 and 2 lines in turns of 2 are the 4 lines of the input.
+    """
     parts = [tmp_path / "out.partial-0-of-2", tmp_path / "out.partial-1-of-2"]
     parts[0].write_text("a\nb\n")
     parts[1].write_text(second)

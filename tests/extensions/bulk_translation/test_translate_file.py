@@ -1,4 +1,7 @@
-"""`translate_file` resumes after a stop or a kill; the model is a stand-in that answers in capitals."""
+"""`translate_file` resumes after a stop or a kill.
+
+The model is a stand-in that answers in capitals.
+"""
 
 import itertools
 import json
@@ -135,7 +138,11 @@ def test_two_processes_do_not_write_the_same_output(run, t2t, tmp_path):
 
 @pytest.fixture
 def states_after_kills(tmp_path):
-    """Runs a function; returns the different contents of `tmp_path` between its steps, as a kill at each would leave them."""
+    """Runs a function.
+
+    Returns the different contents of `tmp_path` between its steps, as a kill at each would leave
+    them.
+    """
 
     def record(function):
         states = []

@@ -1,4 +1,7 @@
-"""Rules on the next token against exhaustive enumeration: no forbidden token is written, and scores stay the model's own."""
+"""Rules on the next token against exhaustive enumeration.
+
+No forbidden token is written, and scores stay the model's own.
+"""
 
 import dataclasses
 import itertools
@@ -22,8 +25,10 @@ EOS, MODEL = 1, TableModel()
 
 @dataclasses.dataclass(frozen=True)
 class OddSum:
-    """Outputs end only where the sum of their tokens plus a number of the sentence is odd, and no token is written twice in a
-    row: a state of each hypothesis without a time axis, and one with it.
+    """Rule with two states of each hypothesis, one of them with a time axis.
+
+    Outputs end only where the sum of their tokens plus a number of the sentence is odd, and no
+    token is written twice in a row.
     """
 
     def start(self, sentences, width, length):
@@ -140,7 +145,8 @@ def test_scores_are_those_of_the_penalized_distribution():
     def score(tokens):
         total = 0.0
         for i, token in enumerate(tokens):
-            # The model's logits up to a constant would do without a penalty, which depends on their signs.
+            # The model's logits up to a constant would do without a penalty, which depends on their
+            # signs.
             logits = raw_logits(5, tokens[:i])
             for seen in set(tokens[:i]):
                 logits[seen] = logits[seen] / theta if logits[seen] > 0 else logits[seen] * theta

@@ -1,4 +1,4 @@
-"""Translations of a trained model that keep what is asked of them, from the command line's forms of input to the text."""
+"""Translations of a trained model keep what is asked of them, from any form of input."""
 
 import json
 

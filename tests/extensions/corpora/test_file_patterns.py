@@ -1,4 +1,7 @@
-"""Patterns of file names: files in the order of their names, paired by what the wildcards match; compressed files."""
+"""Patterns of file names: files in the order of their names, paired by what the wildcards match.
+
+Compressed files.
+"""
 
 import bz2
 import fnmatch

@@ -1,4 +1,4 @@
-"""filters.language drops pairs with a side in another language, counted and listed like the other filters."""
+"""filters.language drops pairs with a side in another language, counted and listed."""
 
 import dataclasses
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""Datasets saved by Hugging Face's `datasets` are read as that package reads them, and never in part."""
+"""Datasets saved by Hugging Face's `datasets` are read as the package does, never in part."""
 
 import json
 import random

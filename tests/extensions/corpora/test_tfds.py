@@ -73,7 +73,10 @@ def test_tfds_is_prepared_and_read_without_tensorflow(tfds_dir):
 
 
 def test_tfds_folder_prepared_as_tfrecord_is_read(tfds_dir, tmp_path):
-    """The default format if TensorFlow is installed; converted here from the same dataset's ArrayRecord."""
+    """The default format if TensorFlow is installed.
+
+    Converted here from the same dataset's ArrayRecord.
+    """
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
     expected = list(open_en_de("tfds:t2t_pairs/de-en:train", tfds_dir).pairs())

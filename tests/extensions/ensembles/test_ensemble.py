@@ -47,7 +47,10 @@ def softmax(x):
 
 
 def expected_log_probs(members, mean: str, pairs, length: int = 24) -> np.ndarray:
-    """float64 [pairs, length, vocab]: log-probabilities of each target token, from each model's own forward pass."""
+    """float64 [pairs, length, vocab].
+
+    Log-probabilities of each target token, from each model's own forward pass.
+    """
     batch = rows_alone(pairs, length)
     each = [softmax(jax.jit(model.apply)({"params": params}, batch)) for model, params in members]
     if mean == "probabilities":
@@ -125,7 +128,10 @@ def test_beam_search_equals_exhaustive_search(members, mean):
 
 @pytest.mark.parametrize("mean", MEANS)
 def test_mean_of_logits(mean):
-    """Of rows that pad the vocabulary only as many are left as the smallest table has; equal models give their own mean."""
+    """Of rows that pad the vocabulary only as many are left as the smallest table has.
+
+    Equal models give their own mean.
+    """
     rng = np.random.default_rng(3)
     a, b = rng.normal(0, 4, (5, 8)).astype(np.float32), rng.normal(0, 4, (5, 16)).astype(np.float32)
     a[:, 7:] = b[:, 7:] = -1e9

@@ -156,7 +156,10 @@ def test_records_name_models_steps_and_weights(runs, tmp_path):
 
 
 def test_all_models_are_on_the_mesh_of_the_first(runs):
-    """One device, although there are others: as for a process that translates with its own devices alone."""
+    """One device, although there are others.
+
+    As for a process that translates with its own devices alone.
+    """
     members = {"ensembles.members": str(runs[1]), "mesh.data": "1"}
     devices = jax.devices()[:1]
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Low-rank adapters: their gradient, what a run keeps and changes, and that everything that reads a run sees merged weights."""
+"""Low-rank adapters: their gradient, what a run keeps, and merged weights for all readers."""
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,10 @@ def adapters_of(params: dict) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 @pytest.mark.parametrize("mixer", ["attention", pytest.param("conv", marks=pytest.mark.slow)])
 def test_gradients_are_the_full_gradient_projected(mixer):
-    """Oracle: with W + s A B, dL/dA = s G B^T and dL/dB = s A^T G, in float64 NumPy from the gradient G of the merged kernel."""
+    """Oracle: with W + s A B, dL/dA = s G B^T and dL/dB = s A^T G.
+
+    In float64 NumPy from the gradient G of the merged kernel.
+    """
     lora = dict(lora_rank=3, lora_alpha=6.0, lora_modules="*")
     config = small_config(model=dict(dropout=0.0, mixer=mixer), finetuning=lora)
     model, _, state, _ = model_and_state(config)

@@ -1,4 +1,7 @@
-"""What finetuning.init_from takes from another run: the chosen checkpoint, and rows by piece for another vocabulary."""
+"""What finetuning.init_from takes from another run.
+
+The chosen checkpoint, and rows by piece for another vocabulary.
+"""
 
 import dataclasses
 
@@ -46,7 +49,10 @@ def tuned(first, tmp_path_factory, cache) -> TrainingSetup:
 
 
 def test_the_start_is_evaluated_and_competes_for_the_best(first, tmp_path, cache):
-    """The run makes it worse, in two parts. Runs that start from random parameters have no evaluation before update 1."""
+    """The run makes it worse, in two parts.
+
+    Runs that start from random parameters have no evaluation before update 1.
+    """
     said = []
     for steps in (2, 4):
         keys = dict(
@@ -193,7 +199,10 @@ def test_vocabularies_without_a_common_piece_are_refused():
 
 @pytest.mark.slow
 def test_a_run_with_another_vocabulary_starts_by_piece(first, tmp_path, cache):
-    """A larger joint vocabulary, tied tables: known pieces have their rows, and the run's own tokenizer is used."""
+    """A larger joint vocabulary, tied tables.
+
+    Known pieces have their rows, and the run's own tokenizer is used.
+    """
     keys = dict(init_from=str(first), init_vocabulary="by_piece")
     data = dict(vocab_size=340, train="toy:train:400")
     run = start(tiny_run(tmp_path, steps=2, finetuning=keys, data=data), tmp_path, cache)

@@ -95,7 +95,10 @@ def test_frozen_parameters_and_their_average_do_not_change(frozen_run):
 
 
 def test_an_update_is_that_of_the_optimizer_on_the_trained_gradients(store):
-    """Oracle: the gradient of all parameters, cut to the trained ones; so are its norm and the clipping."""
+    """Oracle: the gradient of all parameters, cut to the trained ones.
+
+    So are its norm and the clipping.
+    """
     config = small_config(finetuning=FREEZE, **KEYS)
     before, after, (metrics,) = run_updates(config, store, updates=1)
     model, tx = make_model(config, 37, 37), make_optimizer(config)

@@ -1,4 +1,7 @@
-"""Statistics of layers during training: against NumPy and by hand, whatever the packing and the devices, at no change of the run."""
+"""Statistics of layers during training.
+
+Against NumPy and by hand, whatever the packing and the devices, at no change of the run.
+"""
 
 import dataclasses
 import functools
@@ -68,8 +71,10 @@ def named(prefix: str, found: dict[str, float]) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_norms_equal_numpys(tmp_path, cache):
-    """Parameters and updates as they are in the arrays before and after; gradients as in Adam's first moment, 1 - b1 of the first
-    one, also where they are clipped afterwards. With dropout and accumulation.
+    """Parameters and updates as they are in the arrays before and after.
+
+    Gradients as in Adam's first moment, 1 - b1 of the first one, also where they are clipped
+    afterwards. With dropout and accumulation.
     """
     config = tiny_run(tmp_path)
     setup = start(config, tmp_path, cache)
@@ -181,8 +186,9 @@ def with_leaf(params, path: str, change):
 
 
 def test_entropy_of_uniform_attention_by_hand():
-    """Queries that are 0 attend to all visible keys alike: log n in the encoder, over the sentence in cross-attention, and
-    log 1 ... log n in the decoder.
+    """Queries that are 0 attend to all visible keys alike.
+
+    Log n in the encoder, over the sentence in cross-attention, and log 1 ... log n in the decoder.
     """
     model, params = model_of()
     pairs = random_pairs(3, seed=5)

@@ -8,7 +8,10 @@ from t2t_flax.training import loop
 
 @pytest.fixture(scope="session")
 def workdir(tmp_path_factory, cache):
-    """A run whose decoding other programs have, too, but for the length penalty; with both checkpoints."""
+    """A run whose decoding other programs have, too, but for the length penalty.
+
+    With both checkpoints.
+    """
     folder = tmp_path_factory.mktemp("interop") / "run"
     config = tiny_run(
         folder,

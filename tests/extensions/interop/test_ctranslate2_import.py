@@ -1,4 +1,7 @@
-"""Importing CTranslate2 models: a trained model against CTranslate2's own outputs, and invalid files."""
+"""Importing CTranslate2 models.
+
+A trained model against CTranslate2's own outputs, and invalid files.
+"""
 
 import dataclasses
 import json
@@ -47,7 +50,7 @@ class Characters:
 
 @pytest.fixture(scope="module")
 def trained(real_data):
-    """(model, parameters, source tokenizer, target tokenizer, CTranslate2's outputs) of the transliteration model."""
+    """Return the transliteration model: (model, parameters, tokenizers, CTranslate2's outputs)."""
     folder = real_data / "models" / "ct2-aren-transliteration"
     if not folder.is_dir():
         pytest.skip("the data folder has no models/ct2-aren-transliteration")
@@ -84,7 +87,10 @@ def forced_log_probs(trained):
 
 @pytest.mark.real_data
 def test_forced_log_probabilities_equal_ctranslate2(trained):
-    """Teacher forcing over CTranslate2's best outputs: the log-probability of each token and of EOS."""
+    """Teacher forcing over CTranslate2's best outputs.
+
+    The log-probability of each token and of EOS.
+    """
     *_, cases = trained
     log_p, ids = forced_log_probs(trained)
     log_p = np.take_along_axis(log_p, ids[..., None], -1)[..., 0]
@@ -96,7 +102,7 @@ def test_forced_log_probabilities_equal_ctranslate2(trained):
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", ["beam1", "greedy", "beam4"])
 def test_search_outputs_equal_ctranslate2(trained, name):
-    """The same n-best lists: sources without </s>, no length penalty, early stopping once the top candidate finished."""
+    """n-best lists: sources without </s>, no length penalty, stop once the top candidate finished."""
     model, params, source, target, cases = trained
     size = 4 if name == "beam4" else 1
     config = dataclasses.replace(

@@ -1,5 +1,7 @@
-"""Translation with CTranslate2: the same n-best lists and scores as the JAX search under the same rules, whatever the length
-limits, prefixes and batches.
+"""Translation with CTranslate2.
+
+The same n-best lists and scores as the JAX search under the same rules, whatever the length limits,
+prefixes and batches.
 """
 
 import jax
@@ -95,7 +97,7 @@ def both(exported, lines, prefixes=None, **keys):
 
 
 def assert_same(ours, theirs, near_ties=0):
-    """The same n-best lists, but for at most `near_ties` sentences whose scores are equal up to rounding."""
+    """Check equal n-best lists, except in at most `near_ties` sentences with almost equal scores."""
     ties = 0
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(
@@ -134,7 +136,7 @@ QUICK = ("greedy", "beams")
     ],
 )
 def test_searches_of_the_same_rules_give_the_same_lists(exported, keys):
-    """Among them outputs that end by themselves, at the line's own limit, and at limits below those of their batch."""
+    """Outputs end by themselves, at the line's own limit, or at limits below the batch's."""
     lines = [*random_lines(), ""]
     ours, theirs, left = both(exported, lines, **keys)
     assert_same(ours, theirs)

@@ -1,5 +1,7 @@
-"""Exported models of several directions: the target language's token works in the formats' own tokenizers, and the README
-says how it is given.
+"""Exported models of several directions.
+
+The target language's token works in the formats' own tokenizers, and the README says how it is
+given.
 """
 
 import json
@@ -107,7 +109,10 @@ def test_marian_takes_the_token_at_the_beginning_of_the_text(workdir, tmp_path):
 
 @pytest.mark.parametrize("kind", ["ctranslate2", "huggingface", "safetensors"])
 def test_directions_come_back(workdir, tmp_path, kind, capsys):
-    """Out to the format and back in: the same directions, tokenizers and translations, and out again."""
+    """Out to the format and back in.
+
+    The same directions, tokenizers and translations, and out again.
+    """
     pytest.importorskip(
         {"ctranslate2": "ctranslate2"}.get(kind, "numpy"), reason="needs the extra ctranslate2"
     )

@@ -1,4 +1,4 @@
-"""decode.engine: which engine decodes for a restored run, what is refused, and what records say of it."""
+"""decode.engine: the engine of a restored run, refused values, and records."""
 
 import dataclasses
 import sys

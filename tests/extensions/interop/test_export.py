@@ -1,4 +1,4 @@
-"""Exported models: the same log-probabilities in CTranslate2 and Marian, files that are whole, and what is refused."""
+"""Exported models: log-probabilities in CTranslate2 and Marian, whole files, refused configs."""
 
 import jax
 import numpy as np
@@ -190,7 +190,7 @@ def test_safetensors_return_the_parameters_and_the_config(tmp_path):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_exported_models_come_back(name, tmp_path):
-    """What is written again is the same file byte for byte, and ids, scale and tables are those of the run."""
+    """A second export is the same file byte for byte; ids, scale and tables match the run."""
     pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
     config, _, params = random_model(VARIANTS[name])
     folders = [tmp_path / "first", tmp_path / "second"]

@@ -1,4 +1,7 @@
-"""Models pushed to and pulled from the Hugging Face Hub: its own client, against a stand-in of its HTTP API."""
+"""Models pushed to and pulled from the Hugging Face Hub.
+
+Its own client, against a stand-in of its HTTP API.
+"""
 
 import os
 import socket
@@ -43,7 +46,7 @@ def server():
 
 @pytest.fixture
 def client(server, tmp_path):
-    """Runs `push` or `pull` in a process of its own, because the client reads its variables when it is imported."""
+    """Run `push` or `pull` in a new process: the client reads its variables at import."""
 
     def run(*words, **variables):
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}

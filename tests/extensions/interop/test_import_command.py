@@ -1,4 +1,7 @@
-"""`import` on the command line: runs that every other command takes, round trips of `export`, and messages."""
+"""`import` on the command line.
+
+Runs that every other command takes, round trips of `export`, and messages.
+"""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Models of Hugging Face's Marian against its own logits, beams and tokenizer, and files that do not fit."""
+"""Hugging Face's Marian models against its logits, beams and tokenizer, and files that do not fit."""
 
 import io
 import json
@@ -177,7 +177,10 @@ def test_logits_equal_hugging_faces(opus):
 
 
 def test_beams_equal_those_of_generate(opus):
-    """Under the rules of generation_config.json, which the run's config holds; where both end before the limit."""
+    """Under the rules of generation_config.json, which the run's config holds.
+
+    Where both end before the limit.
+    """
     _, model, tokenizer, run = opus
     decode = run.config.decode
     assert (decode.beam_size, decode.length_penalty, decode.alpha, decode.early_stopping) == (
@@ -197,7 +200,10 @@ def test_beams_equal_those_of_generate(opus):
 @pytest.mark.parametrize("opus", ["shared"], indirect=True)
 @pytest.mark.parametrize("quantization", ["float32", "int8"])
 def test_conversion_by_ctranslate2_is_the_same_model(opus, quantization, tmp_path):
-    """What its own converter makes of the folder, without padding: the same run, with quantized weights a near one."""
+    """What its own converter makes of the folder, without padding.
+
+    The same run, with quantized weights a near one.
+    """
     ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
     folder, _, _, run = opus
     converter = ctranslate2.converters.TransformersConverter(
@@ -286,7 +292,10 @@ def test_files_that_do_not_fit_are_refused_by_name(opus, file, change, names, tm
 
 @pytest.mark.parametrize("opus", ["shared"], indirect=True)
 def test_languages_of_opus_are_read(opus, tmp_path):
-    """A vocabulary with several tags: a target language is asked for, and gives the ids of the tagged text there."""
+    """A vocabulary with several tags.
+
+    A target language is asked for, and gives the ids of the tagged text there.
+    """
     copy, run = shutil.copytree(opus[0], tmp_path / "copy"), tmp_path / "run"
     ids = json.loads((copy / "vocab.json").read_text())
     other = next(piece for piece, i in ids.items() if i == 40)

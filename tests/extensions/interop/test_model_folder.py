@@ -173,8 +173,9 @@ def test_evaluation_of_the_pretrained_model_needs_a_folder(tmp_path):
 
 
 def test_the_preset_is_the_config_of_the_pretrained_model():
-    """`train --config=toy --config.finetuning.init_from=pretrained:toy` goes on from it. A run stores
-    the values that were chosen for its devices.
+    """`train --config=toy --config.finetuning.init_from=pretrained:toy` goes on from it.
+
+    A run stores the values that were chosen for its devices.
     """
     changed = differences(stored_config("pretrained:toy"), t2t_flax.api.resolve("toy"))
     assert set(changed) <= {"model.attention_kernel", "loss.logits_chunk_size", "train.precision"}

@@ -1,4 +1,4 @@
-"""Exported folders hold the run's rules of decoding where the format has them, and say what it has not."""
+"""Exported folders hold the run's rules of decoding, and name the ones that the format lacks."""
 
 import dataclasses
 import json

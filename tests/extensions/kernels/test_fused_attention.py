@@ -1,4 +1,7 @@
-"""What is sent to cuDNN's kernel, by the same function's plain implementation; and where einsum stays."""
+"""What is sent to cuDNN's kernel, by the same function's plain implementation.
+
+And where einsum stays.
+"""
 
 from types import SimpleNamespace
 
@@ -60,7 +63,10 @@ def loss_of(kernel: str, *, platform: str = "gpu", noise=None, precision="bfloat
     "keys", [{}, dict(num_kv_heads=1), dict(position="rotary"), dict(attention_score="dot")]
 )
 def test_fused_attention_of_packed_rows_equals_einsum(calls, keys):
-    """Encoder, decoder and cross-attention; loss to 0.1 %, gradients to 3 % of their norms, all in bfloat16."""
+    """Encoder, decoder and cross-attention.
+
+    Loss to 0.1 %, gradients to 3 % of their norms, all in bfloat16.
+    """
     function, params = loss_of("cudnn", **keys)
     loss, gradients = jax.jit(jax.value_and_grad(function))(params)
     assert calls == [(4, 24, 2, 8)] * 3
@@ -191,7 +197,10 @@ def test_explain_names_the_kernel(monkeypatch, keys, named):
 
 
 def test_decoding_stays_with_einsum(calls, beams=4):
-    """The kernel reads keys in another order than the cache holds them: each step would transpose the cache."""
+    """The kernel reads keys in another order than the cache holds them.
+
+    Each step would transpose the cache.
+    """
     config = small_config(
         model=dict(num_heads=2, attention_kernel="auto"), train=dict(precision="bfloat16")
     )

@@ -1,4 +1,7 @@
-"""Text of several directions: the symbol of the target language is the first id of every source sentence, and nowhere else."""
+"""Text of several directions.
+
+The symbol of the target language is the first id of every source sentence, and nowhere else.
+"""
 
 import pytest
 from helpers.configs import DATA as SMALL_DATA
@@ -98,7 +101,10 @@ def source_tokenizer():
 @pytest.mark.smoke
 @given(words=st.lists(st.sampled_from([*TOKENS, "a", "<", "2"]), max_size=8))
 def test_symbols_count_at_the_beginning_of_a_source_alone(source_tokenizer, words):
-    """Those of the text are the ids of the symbols, then of the rest; in the middle and in targets they are ordinary text."""
+    """Those of the text are the ids of the symbols, then of the rest.
+
+    In the middle and in targets they are ordinary text.
+    """
     count = next((i for i, word in enumerate(words) if word not in TOKENS), len(words))
     symbols, rest = words[:count], " ".join(words[count:])
     ids = [source_tokenizer.control_symbols[symbol] for symbol in symbols]

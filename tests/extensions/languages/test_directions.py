@@ -1,4 +1,4 @@
-"""languages.directions: the direction of every source of text, and the target languages that follow."""
+"""languages.directions: the direction of every source, and the target languages that follow."""
 
 from types import SimpleNamespace
 

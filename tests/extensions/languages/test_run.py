@@ -1,4 +1,7 @@
-"""One run of several directions: validation, the choice of the target language, records and their table."""
+"""One run of several directions.
+
+Validation, the choice of the target language, records and their table.
+"""
 
 import dataclasses
 import json

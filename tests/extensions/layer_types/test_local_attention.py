@@ -57,7 +57,10 @@ def rows(count, length, seed=0):
     ],
 )
 def test_bands_equal_the_masked_full_matrix(score, causal, window, length):
-    """Output and gradient of every real position, with segments and padding. Collecting weights selects the masked path."""
+    """Output and gradient of every real position, with segments and padding.
+
+    Collecting weights selects the masked path.
+    """
     module = layer(window, causal=causal, attention_score=score)
     params = parameters(module)
     x, segments = rows(3, length)
@@ -107,7 +110,10 @@ def test_attention_dropout_acts_in_bands():
 
 @pytest.mark.parametrize(("score", "causal"), [("scaled_dot", True), ("additive", False)])
 def test_cost_of_a_window_grows_linearly_with_length(score, causal):
-    """Compiled FLOPs of forward and backward: doubling n doubles them with a window and quadruples them without."""
+    """Compiled FLOPs of forward and backward.
+
+    Doubling n doubles them with a window and quadruples them without.
+    """
 
     def operations(window, length):
         module = layer(window, causal=causal, attention_score=score)

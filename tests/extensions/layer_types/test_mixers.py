@@ -1,4 +1,4 @@
-"""Packing, causality and caching of each mixer, and of attention with other positions and heads, in the whole model."""
+"""Packing, causality and caching of each mixer, and of other attention, in the whole model."""
 
 import functools
 
@@ -76,7 +76,10 @@ def _scored(model, params, batch):
 
 
 def scored(model, params, batch):
-    """(sum, each [B, T]) of the targets' log-probabilities, logits, gradient of the sum; one shape for all tests."""
+    """(sum, each [B, T]) of the targets' log-probabilities, logits, gradient of the sum.
+
+    One shape for all tests.
+    """
     batch = {
         k: np.pad(x, [(0, ROWS - x.shape[0]), (0, ROW - x.shape[1])]) for k, x in batch.items()
     }

@@ -1,4 +1,7 @@
-"""Rotary and ALiBi positions, grouped heads, RMSNorm and gated layers: on any mesh, with remat, in bfloat16; refusals."""
+"""Rotary and ALiBi positions, grouped heads, RMSNorm and gated layers.
+
+On any mesh, with remat, in bfloat16; refusals.
+"""
 
 import functools
 

@@ -23,7 +23,10 @@ def test_rotary_scores_depend_only_on_distance(theta):
 
 
 def test_rotary_is_a_rotation_by_position_times_frequency():
-    """Pair (i, i + H/2) is rotated by pos * theta^(-2i/H); norms are preserved, and angles are float32 under bfloat16."""
+    """Pair (i, i + H/2) is rotated by pos * theta^(-2i/H).
+
+    Norms are preserved, and angles are float32 under bfloat16.
+    """
     x = jax.random.normal(jax.random.key(0), (1, 1, 6))
     turned = positions.rotary(x, jnp.array([7]), 1000.0)
     z, w = (np.asarray(y[0, 0, :3]) + 1j * np.asarray(y[0, 0, 3:]) for y in (x, turned))
@@ -36,7 +39,7 @@ def test_rotary_is_a_rotation_by_position_times_frequency():
 
 
 def test_alibi_slopes_for_any_number_of_heads():
-    """1/2 ... 1/256 for 8 heads; 12 heads use those of 8 and four of those of 16 (Press et al. 2022)."""
+    """1/2 ... 1/256 for 8 heads; 12 heads use these and four of 16 heads' (Press et al. 2022)."""
     np.testing.assert_array_equal(positions.alibi_slopes(8), 2.0 ** -np.arange(1, 9))
     twelve = positions.alibi_slopes(12)
     np.testing.assert_allclose(twelve, 2.0 ** -np.r_[1:9, [0.5, 1.5, 2.5, 3.5]], rtol=1e-6)

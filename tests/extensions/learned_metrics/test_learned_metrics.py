@@ -1,5 +1,6 @@
-"""Learned metrics: the real process protocol with a stand-in for the packages, and, where they are installed, the packages
-themselves with tiny models.
+"""Learned metrics: the real process protocol with a stand-in for the packages.
+
+Where they are installed, the packages themselves with tiny models.
 """
 
 import dataclasses
@@ -101,7 +102,7 @@ def test_scores_and_their_mean_and_what_a_record_says_of_them(environments):
 
 
 def test_tokenized_text_is_scored_as_plain_text(environments, monkeypatch):
-    """Moses tokens with escapes, as in data.pretokenized, are no text that the metrics were trained on."""
+    """The metrics were not trained on Moses tokens with escapes, as in data.pretokenized."""
     asked = []
 
     def score(name, samples, group):
@@ -341,7 +342,7 @@ TINY_MODELS = Path(__file__).with_name("tiny_models.py")
 
 @pytest.fixture(scope="module")
 def tiny_models(tmp_path_factory):
-    """A COMET, a COMET-KIWI and a MetricX with random weights, and what their packages give for two sentences."""
+    """Return COMET, COMET-KIWI and MetricX with random weights, and scores by their packages."""
     folder = tmp_path_factory.mktemp("models")
     subprocess.run([COMET_PYTHON, TINY_MODELS, folder], check=True)
     python = folder / "environments" / "bin" / "python"

@@ -1,4 +1,6 @@
-"""Makes tiny models of learned metrics with random weights, and scores them with their packages: `python tiny_models.py FOLDER`.
+"""Makes tiny models of learned metrics with random weights, and scores them with their packages.
+
+`python tiny_models.py FOLDER`.
 
 Runs in the environment of unbabel-comet.
 """

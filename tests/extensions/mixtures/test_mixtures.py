@@ -1,4 +1,7 @@
-"""Several training sources in proportion: batch k stays a function of (config, k), and pairs are seen equally often."""
+"""Several training sources in proportion.
+
+Batch k stays a function of (config, k), and pairs are seen equally often.
+"""
 
 import dataclasses
 import json
@@ -111,7 +114,7 @@ def test_pairs_of_a_source_are_seen_equally_often_and_shares_are_kept(
 )
 @settings(max_examples=50, deadline=None)
 def test_pairs_are_seen_equally_often_over_phases(pairs, weights, lengths, seed):
-    """Together with what is left for a next phase, the visits of two pairs of a source differ by at most one."""
+    """With the rest for the next phase, the visits of two pairs of a source differ by at most one."""
     names = [f"s{i}" for i in range(len(pairs))]
     of_phases = [
         ", ".join(f"{n}={w}" for n, w in zip(names, one, strict=False) if w) for one in weights
@@ -173,7 +176,7 @@ def test_shares_change_at_the_given_update(store):
 
 
 def test_the_rest_of_a_cut_window_comes_in_the_order_of_training(monkeypatch):
-    """Where other shares begin, the next pairs of a source are spread over its file as those before are."""
+    """When shares change, the next pairs of a source stay spread over its file."""
     monkeypatch.setattr(window_module, "WINDOW_PAIRS", 2000)
     store = Lengths(*np.random.default_rng(0).integers(2, 20, (2, 8000)))
     store.pairs_of_sources = [4000, 4000]
@@ -213,7 +216,7 @@ def test_batches_grow_at_the_given_updates_and_no_pair_is_lost(store, batching, 
 
 @pytest.mark.parametrize("train", ["a.tsv", "clean=a.tsv; bt=b.tsv"])
 def test_sizes_that_are_set_later_leave_the_order_of_the_pairs(store, monkeypatch, train):
-    """A run without mixtures.batch_tokens goes on with them where it stands in a pass of several windows."""
+    """A run without mixtures.batch_tokens can go on with them within a pass of several windows."""
     monkeypatch.setattr(window_module, "WINDOW_PAIRS", 16)
     if "=" not in train:
         store.meta["pairs_of_sources"] = [120]

@@ -1,4 +1,4 @@
-"""Every pair of a source is seen equally often, in orders that are a function of the position alone."""
+"""Every pair of a source is seen equally often, in an order that the position alone determines."""
 
 import itertools
 from collections import Counter
@@ -16,7 +16,7 @@ from t2t_flax.extensions.mixtures.shares import PairStream, join
     seed=st.integers(0, 9),
 )
 def test_pairs_of_a_stream_are_visited_equally_often(count, steps, seed):
-    """After any number of positions, taken in any portions, the visits of two pairs differ by at most one."""
+    """After any number of positions, in any portions, visits of two pairs differ by at most one."""
     stream, visited = PairStream(5, count, seed), Counter(dict.fromkeys(range(5, 5 + count), 0))
     for begin, end in itertools.pairwise(itertools.accumulate(steps, initial=0)):
         visits = join(stream.samples(begin, end))

@@ -1,4 +1,4 @@
-"""Sizes by rule: what the factors are, that a model of the base size is unchanged, and what is refused."""
+"""Sizes by rule: the factors, an unchanged model of the base size, and refused configs."""
 
 import flax.linen as nn
 import jax
@@ -61,8 +61,10 @@ def test_every_parameter_has_a_rule_and_at_the_base_width_it_changes_nothing(mod
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_lookups_logits_and_scores_grow_as_in_table_8(model, width=4):
-    """Relative to the base, by which the factors of the formulas grow too: entries of lookups and their updates stay, the factor of
-    the logits falls with the width, that of the scores with d_k and not with its root.
+    """Relative to the base, by which the factors of the formulas grow too.
+
+    Entries of lookups and their updates stay, the factor of the logits falls with the width, that
+    of the scores with d_k and not with its root.
     """
     config = wide(16 // width, model)
     m, by_kind = config.model, rules(config)
@@ -87,8 +89,10 @@ def test_lookups_logits_and_scores_grow_as_in_table_8(model, width=4):
 
 
 def test_residual_branches_are_smaller_in_deeper_stacks():
-    """CompleteP, table 1 with alpha = 1: outputs of branches times base depth / depth, rates of all else and what epsilon weighs
-    as in the base. Stacks have depths of their own.
+    """CompleteP, table 1 with alpha = 1.
+
+    Outputs of branches times base depth / depth, rates of all else and what epsilon weighs as in
+    the base. Stacks have depths of their own.
     """
     model = dict(
         norm_placement="pre", num_encoder_layers=6, num_decoder_layers=2, attention_bias=True
@@ -155,7 +159,7 @@ def test_heads_of_the_same_width_keep_their_scores():
 
 @given(width=st.sampled_from([1, 2, 4, 8]), eps=st.sampled_from([1e-9, 1e-3, 1.0]))
 def test_updates_are_the_rule_times_adams_whatever_its_epsilon(width, eps):
-    """Gradients are as much smaller in a wide model as the factors say, so that epsilon weighs as in the base model."""
+    """A wide model's gradients shrink by the factors, so that epsilon weighs as in the base model."""
     config, rng = wide(16 // width, eps=eps), np.random.default_rng(0)
     params = jax.tree.map(
         lambda x: rng.normal(size=x.shape), parameter_shapes(make_model(config, 37, 37))

@@ -66,7 +66,10 @@ def test_lion_equals_its_formulas():
 
 
 def test_nadamw_equals_its_formulas():
-    """Dozat 2016, algorithm 2, with a constant momentum and without the b2 in its second moment; decoupled weight decay."""
+    """Dozat 2016, algorithm 2, with a constant momentum and without the b2 in its second moment.
+
+    Decoupled weight decay.
+    """
     config = CONFIGS["nadamw"]
     o, actual, rate = config.optimizer, updates(config, GRADS), learning_rate_schedule(config)
     m, v = ({"w": np.zeros((2, 2)), "b": np.zeros(2)} for _ in range(2))
@@ -82,8 +85,10 @@ def test_nadamw_equals_its_formulas():
 
 @pytest.mark.parametrize("skipped", [(), (2, 3)])
 def test_schedule_free_adamw_equals_its_formulas(skipped):
-    """Defazio et al. 2024, algorithm 1, through warm-up and a decay: y is trained, x is evaluated. Updates that are skipped
-    change nothing, and the rates of the others stay those of their numbers.
+    """Defazio et al.
+
+    2024, algorithm 1, through warm-up and a decay: y is trained, x is evaluated. Updates that are
+    skipped change nothing, and the rates of the others stay those of their numbers.
     """
     config = CONFIGS["schedule_free_adamw"].with_values(
         {"optimizers.decay_steps": 6, "optimizer.warmup_steps": 4}
@@ -165,7 +170,10 @@ def test_the_average_is_what_is_evaluated(tmp_path, cache):
 
 
 def test_adafactor_equals_its_formulas():
-    """Shazeer & Stern 2018, algorithm 4, with relative step sizes: factored from 128 x 128 on, whole below."""
+    """Shazeer & Stern 2018, algorithm 4, with relative step sizes.
+
+    Factored from 128 x 128 on, whole below.
+    """
     config, rng = CONFIGS["adafactor"], np.random.default_rng(0)
     params = {
         "w": rng.normal(size=(128, 160)),
@@ -206,7 +214,10 @@ def test_adafactor_equals_its_formulas():
 
 
 def test_muon_orthogonalizes_kernels_as_matrices(monkeypatch):
-    """[D, N, H] and [N, H, D] kernels as [D, N x H] and [N x H, D] matrices; vectors and tables by Nesterov's Adam."""
+    """[D, N, H] and [N, H, D] kernels as [D, N x H] and [N x H, D] matrices.
+
+    Vectors and tables by Nesterov's Adam.
+    """
     monkeypatch.setitem(MATRIX_AXES, "taps", (1, 2))
     config, rng = CONFIGS["muon"], np.random.default_rng(0)
     shapes = {"query": (16, 4, 8), "out": (4, 8, 16), "Einsum_0": (16, 24), "taps": (3, 16, 16)}

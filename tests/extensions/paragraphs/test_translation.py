@@ -1,4 +1,7 @@
-"""Paragraphs in `translate` and `translate_file`: as many lines as before, each made of the translations of its sentences."""
+"""Paragraphs in `translate` and `translate_file`.
+
+As many lines as before, each made of the translations of its sentences.
+"""
 
 import dataclasses
 import re
@@ -76,7 +79,10 @@ def test_hypotheses_scores_cuts_and_limits_are_those_of_the_sentences():
     whole = run.translate
 
     def translate(lines, **keys):
-        """The first sentence is cut, the translation of the second ends at the limit; tokens and log-probabilities tell them apart."""
+        """The first sentence is cut, the translation of the second ends at the limit.
+
+        Tokens and log-probabilities tell them apart.
+        """
         made = whole(lines, **keys)
         first, second = (
             tuple(

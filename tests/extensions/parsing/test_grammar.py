@@ -1,4 +1,4 @@
-"""The rule under which a search writes nothing but trees over the words of its sentence, against all sequences."""
+"""The rule that a search writes only trees over its sentence's words, against all sequences."""
 
 import itertools
 

@@ -25,7 +25,10 @@ WORDS = {
 
 
 def sentence(rng) -> str:
-    """A tree of a small grammar in which the preposition determines attachment: 'of' to the noun, 'with' to the verb."""
+    """A tree of a small grammar in which the preposition determines attachment.
+
+    'of' to the noun, 'with' to the verb.
+    """
     word = lambda tag: f"({tag} {WORDS[tag][rng.integers(len(WORDS[tag]))]})"  # noqa: E731
     noun = lambda: f"(NP {word('DT')} {word('NN')})"  # noqa: E731
     target = noun()

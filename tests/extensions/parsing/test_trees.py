@@ -31,7 +31,7 @@ def words(tree):
 
 
 def test_penn_treebank_format_is_read():
-    """Trees over several lines, empty roots, function tags, indices, traces and constituents emptied by them."""
+    """Trees over several lines, empty roots, function tags, indices, traces, empty constituents."""
     lines = [
         "( (S", "    (NP-SBJ-1 (NNP Ms.) (NNP Haag) )", "    (VP (VBZ plays)", "      (NP=2 (NNP Elianti) )",
         "      (S (NP-SBJ (-NONE- *-1) )))", "    (. .) ))", "", "( (X|Y (-LRB- -LRB-)) )",

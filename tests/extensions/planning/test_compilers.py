@@ -1,4 +1,7 @@
-"""Programs of the real TPU and GPU compilers for a small model; skipped where they are not installed."""
+"""Programs of the real TPU and GPU compilers for a small model.
+
+Skipped where they are not installed.
+"""
 
 import json
 import subprocess
@@ -38,7 +41,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def run_here():
-    """run_here(argv): runs a command in the one process that has the environment in which `plan` compiles."""
+    """Return run_here(argv): run a command in the one process with the environment of `plan`."""
     words, env = [sys.executable, "-c", COMMANDS], child_environment(**compiler_environment([]))
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
@@ -57,8 +60,10 @@ def run_here():
 
 @pytest.fixture(scope="module")
 def plan(run_here, tmp_path_factory):
-    """plan(topology, *flags, **mesh): the record of `plan --json`, compiled once for each combination; by a process of its own
-    for the first one, which starts again in the environment of the compilers.
+    """plan(topology, *flags, **mesh).
+
+    The record of `plan --json`, compiled once for each combination; by a process of its own for the
+    first one, which starts again in the environment of the compilers.
     """
     records = {}
 
@@ -94,7 +99,10 @@ def bytes_by_kind(plan: dict) -> dict[str, int]:
 
 
 def gradient_bounds(plan: dict) -> tuple[float, float]:
-    """All gradients once in bfloat16; and with a tenth for those that travel in float32, and padding."""
+    """All gradients once in bfloat16.
+
+    And with a tenth for those that travel in float32, and padding.
+    """
     parameters = plan["state_bytes"] / 3 / 4
     return 2 * parameters, 2.2 * parameters
 

@@ -1,4 +1,7 @@
-"""Plans in this process, with eight simulated devices: meshes, batch shapes, products and the report."""
+"""Plans in this process, with eight simulated devices.
+
+Meshes, batch shapes, products and the report.
+"""
 
 import jax
 import jax.numpy as jnp

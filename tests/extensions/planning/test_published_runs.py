@@ -26,7 +26,10 @@ T5_TOKENS = Tokens(512, 114, 512**2, 114**2, 512 * 114)
     ids=["big, 1 A100", "big, 8 A100", "T5 large, A100", "T5 large, H100"],
 )
 def test_no_published_run_exceeds_the_bound(chip, model, vocab, tokens, units, measured, shown):
-    """units: tokens or sequences of which `measured` are trained a second. shown: share in the page."""
+    """A published speed: `measured` units (tokens or sequences) a second.
+
+    shown: share in the page.
+    """
     config = Config(model=model)
     products = training_products(config, vocab, state_on_one_device(config, (vocab, vocab)).params)
     bound = GPUS[chip].peak_flops * units / products.flops(model, tokens)

@@ -27,7 +27,8 @@ def test_sent_bytes_are_the_algorithmic_minimum():
     assert sent_bytes(row("all-gather")) == (3 / 4 * 8e9, 0)
     assert sent_bytes(row("reduce-scatter")) == (3 / 4 * 8e9, 0)
     assert sent_bytes(row("collective-permute", devices=2)) == (8e9, 0)
-    # Two slices of 4: within a slice as before; each device also sends its fourth once to the other slice.
+    # Two slices of 4: within a slice as before; each device also sends its fourth once to the other
+    # slice.
     assert sent_bytes(row(slices=2)) == (12e9, 2 * 1 / 2 * 2e9)
     assert sent_bytes(row(devices=1, slices=2)) == (0, 8e9)
 

@@ -27,7 +27,10 @@ from t2t_flax.training import loop
     missing=st.floats(0.0, 1.0),
 )
 def test_the_highest_weighted_sum_is_chosen(sizes, seed, missing):
-    """Values of few kinds, so that sums are often equal: the first counts. A candidate without a score comes last."""
+    """Values of few kinds, so that sums are often equal: the first counts.
+
+    A candidate without a score comes last.
+    """
     rng = np.random.default_rng(seed)
     features = rng.integers(-2, 3, (sum(sizes), 3)).astype(float)
     features[rng.random(len(features)) < missing, 1] = rng.choice([np.nan, -np.inf])
@@ -48,7 +51,10 @@ def test_the_highest_weighted_sum_is_chosen(sizes, seed, missing):
 
 
 def test_tuned_weights_find_a_known_sum():
-    """Quality is 2 a - b; c is noise. No feature alone chooses the best candidates, the weights that are found do so."""
+    """Quality is 2 a - b; c is noise.
+
+    No feature alone chooses the best candidates, the weights that are found do so.
+    """
     rng = np.random.default_rng(0)
     features = rng.normal(size=(600, 3)) * [1.0, 10.0, 0.1]
     quality = 2 * features[:, :1] - features[:, 1:2] / 10

@@ -1,4 +1,4 @@
-"""Branches begin exactly where a run stood, and the critical batch size is the largest that does not cost loss."""
+"""Branches begin where a run stood; the critical batch size is the largest at no cost in loss."""
 
 import json
 import os
@@ -148,7 +148,10 @@ def workdir(tmp_path_factory, cache):
 
 @pytest.mark.slow
 def test_a_branch_of_the_same_size_is_the_run_itself(workdir, tmp_path, cache, capsys, caplog):
-    """Bit for bit, where the run's rate is constant; the others are measured beside it, and again without training."""
+    """Bit for bit, where the run's rate is constant.
+
+    The others are measured beside it, and again without training.
+    """
     output = tmp_path / "branches"
     flags = [f"--workdir={workdir}", f"--output={output}", "--step=8", "--tokens=1024"]
     flags += ["--factors=1,2", "--noise-batches=16", f"--config.data.cache={cache}"]

@@ -94,7 +94,10 @@ def test_the_largest_size_is_predicted_from_the_others(monkeypatch, capsys, tmp_
 
 
 def test_points_that_follow_no_such_law_are_told(monkeypatch, capsys):
-    """A loss that falls ever faster with the size: no floor is told, and the misfit is said; not so of the ladder."""
+    """A loss that falls ever faster with the size: no floor is told, and the misfit is said.
+
+    Not so of the ladder.
+    """
     made(monkeypatch, ladder())
     assert fit_command.run(["runs"]) == 0
     assert "p =" not in capsys.readouterr().out

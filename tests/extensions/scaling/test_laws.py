@@ -1,4 +1,4 @@
-"""Laws are fitted to where an independent optimizer finds the minimum, and intervals hold the truth as often as they say."""
+"""Laws fit as by an independent optimizer, and intervals hold the truth as often as they say."""
 
 import numpy as np
 import pytest

@@ -11,7 +11,7 @@ PARAMETERS, TOKENS = 400, 500
 
 
 def groups_of(mean: float, spread: float, count: int, seed: int) -> list[Gradients]:
-    """Batches of TOKENS tokens whose gradients have this mean and, for each token, this standard deviation in every direction."""
+    """Return gradients with this mean and, for a token, this standard deviation."""
     rng = np.random.default_rng(seed)
     groups = []
     for _ in range(GROUPS):

@@ -1,4 +1,7 @@
-"""Faults that are put into the program of the devices alone are found and named; clean devices are not suspected."""
+"""Faults that are put into the program of the devices alone are found and named.
+
+Clean devices are not suspected.
+"""
 
 import dataclasses
 import functools

@@ -51,7 +51,10 @@ def browser():
 
 @pytest.fixture
 def page(browser, address):
-    """The page, whose key is given when it asks. At the end the console has no error besides failed requests."""
+    """The page, whose key is given when it asks.
+
+    At the end the console has no error besides failed requests.
+    """
     with browser.new_context(viewport={"width": 360, "height": 700}) as context:
         made, errors = context.new_page(), []
         made.on("pageerror", lambda error: errors.append(str(error)))

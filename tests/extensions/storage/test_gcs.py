@@ -163,7 +163,10 @@ def test_text_is_read_once_and_again_when_it_is_replaced(gcs, monkeypatch):
 
 @pytest.mark.slow
 def test_damaged_and_unfinished_checkpoints_are_skipped(gcs):
-    """The damaged one is set aside and the leftover of a killed save is removed; opening alone changes nothing."""
+    """The damaged one is set aside and the leftover of a killed save is removed.
+
+    Opening alone changes nothing.
+    """
     config = small_config(
         model=dict(d_model=8, d_ff=8, num_heads=2), checkpoint=dict(every_steps=1)
     )

@@ -1,4 +1,7 @@
-"""Text and token stores in S3, against moto's server. Orbax cannot write checkpoints to S3, so workdirs are refused."""
+"""Text and token stores in S3, against moto's server.
+
+Orbax cannot write checkpoints to S3, so workdirs are refused.
+"""
 
 import pytest
 from etils import epath

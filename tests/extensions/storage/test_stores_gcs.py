@@ -1,4 +1,7 @@
-"""Token stores in a bucket: complete or absent, downloaded once per host, written by one host or many."""
+"""Token stores in a bucket are complete or absent, downloaded once per host.
+
+One host writes them, or many.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -182,7 +185,7 @@ def test_plans_are_kept_in_the_bucket(gcs, source, tokenizers, monkeypatch):
 
 
 def test_other_folders_beside_the_copies_survive(gcs, source, tokenizers, tmp_path, monkeypatch):
-    """A copy is made, replaced because it is damaged, and removed because the bucket has no such store."""
+    """A copy is made, replaced when damaged, and removed when the bucket has no such store."""
     monkeypatch.setenv(remote.FOLDER, str(tmp_path / "stores"))
     copy = prepare_split(source, tokenizers, FOLDER, POLICIES).folder
     foreign = put_beside(copy.parent, [copy.name])

@@ -1,4 +1,7 @@
-"""A run in a bucket equals the run on local disk: killed, resumed, evaluated, with real checkpoints."""
+"""A run in a bucket equals the run on local disk.
+
+Killed, resumed, evaluated, with real checkpoints.
+"""
 
 import json
 import os

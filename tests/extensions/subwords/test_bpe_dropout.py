@@ -1,4 +1,4 @@
-"""BPE-dropout: each merge is skipped with its probability, and passes see other segmentations of the same text."""
+"""BPE-dropout skips each merge with its probability; passes see different segmentations."""
 
 import math
 from collections import Counter
@@ -72,8 +72,10 @@ def test_without_dropout_the_ids_are_those_of_sentencepiece(models, byte_fallbac
 def outcomes(
     scores: dict[str, float], pieces: tuple[str, ...], dropout: float
 ) -> Counter[tuple[str, ...]]:
-    """The probability of each segmentation by the definition: in each round every possible merge is skipped or not, and the best
-    of those that are left is made, until none is.
+    """The probability of each segmentation by the definition.
+
+    In each round every possible merge is skipped or not, and the best of those that are left is
+    made, until none is.
     """
     merges = [
         (-scores[a + b], i)

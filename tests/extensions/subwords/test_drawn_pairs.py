@@ -1,4 +1,7 @@
-"""Pairs drawn anew in each pass: functions of (seed, pass, pair), in any process, and with what else changes a run."""
+"""Pairs drawn anew in each pass.
+
+Functions of (seed, pass, pair), in any process, and with what else changes a run.
+"""
 
 import dataclasses
 import pickle

@@ -53,7 +53,10 @@ def models(source) -> dict[str, SentencePieceTokenizer]:
 
 
 def crossing() -> SentencePieceTokenizer:
-    """A model with pieces over several words, unused pieces and other special ids; all written by hand."""
+    """A model with pieces over several words, unused pieces and other special ids.
+
+    All written by hand.
+    """
     model = sentencepiece_model_pb2.ModelProto()
     model.trainer_spec.model_type = model.trainer_spec.UNIGRAM
     (
@@ -90,7 +93,10 @@ def scores_of(tokenizer: SentencePieceTokenizer) -> dict[str, float]:
 def all_segmentations(
     tokenizer: SentencePieceTokenizer, normalized: str
 ) -> dict[tuple[str, ...], float]:
-    """Every segmentation of a normalized text without tags -> its log-probability; unknown characters as in SentencePiece."""
+    """Every segmentation of a normalized text without tags -> its log-probability.
+
+    Unknown characters as in SentencePiece.
+    """
     scores = scores_of(tokenizer)
     unknown = min(scores.values()) - 10
     found = {}
@@ -196,7 +202,7 @@ def log_probability(tokenizer, ids) -> float:
 @example(text="▁▁<bt><bt>▁")
 @settings(max_examples=150, deadline=None)
 def test_a_large_alpha_gives_the_segmentation_of_sentencepiece(models, model, text):
-    """Where several are equally probable, SentencePiece keeps the first that its float32 sums prefer."""
+    """Among equally probable ones, SentencePiece keeps the first by its float32 sums."""
     tokenizer = models[model]
     best, own = (
         tokenizer.encode(text),

@@ -105,7 +105,10 @@ fails, mistaken, diverges = exits(*[1] * 9), exits(*[USER_ERROR] * 9), exits(*[D
 
 
 class Grid:
-    """A grid with a row for each of `behaviours`, which are `steps` of a Training or a function of the seed."""
+    """Return a grid with a row for each behaviour.
+
+    `steps` of a Training, or a function of the seed.
+    """
 
     def __init__(self, path: Path, behaviours: dict, seeds: int = 1, **options):
         rows = [{"name": name, "train.steps": 100 + i} for i, name in enumerate(behaviours)]

@@ -268,7 +268,10 @@ def test_interval_is_the_central_95_percent_of_resamples():
 
 
 def null_differences(name, trials, resamples):
-    """Resampled differences of equal systems: two noisy versions with each sentence's pair randomly swapped."""
+    """Resampled differences of equal systems.
+
+    Two noisy versions with each sentence's pair randomly swapped.
+    """
     config = translation_config("en")
     metric = task_of(config).metric(name)
     a, b = (

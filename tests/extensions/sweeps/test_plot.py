@@ -15,7 +15,7 @@ NAN = float("nan")
 
 
 def write_run(folder, losses, *, compiled=(), bleu=(), cut=b""):
-    """Write metrics.jsonl: a loss every 10 updates, and an evaluation after each of them with a BLEU."""
+    """Write metrics.jsonl: a loss every 10 updates, each followed by an evaluation with a BLEU."""
     folder.mkdir(parents=True)
     lines = []
     for number, loss in enumerate(losses):

@@ -1,4 +1,4 @@
-"""Searches: proposals, pruning, values and interruptions of a study, in a journal and in a database."""
+"""Proposals, pruning, values and interruptions of a search, in a journal and a database."""
 
 import functools
 import math
@@ -118,7 +118,10 @@ def test_two_workers_share_a_search(tmp_path, storage):
 
 
 def test_proposals_do_not_depend_on_the_worker(tmp_path):
-    """One worker proposes six trials; in another sweep three workers propose two each, the second with a larger count."""
+    """One worker proposes six trials.
+
+    In another sweep three workers propose two each, the second with a larger count.
+    """
     SearchSweep(tmp_path / "a", method="random").work()
     for count in (2, 4, 6):
         SearchSweep(tmp_path / "b", method="random", count=count, extend=True).work()
@@ -139,7 +142,7 @@ def test_trial_of_a_killed_worker_goes_on_in_its_workdir(tmp_path):
 
 
 def test_worker_that_died_between_two_writes_loses_nothing(tmp_path, monkeypatch):
-    """First after it asked Optuna for a proposal, then before it told the value of a complete trial."""
+    """First after it asked Optuna for a proposal, then before it reported a complete trial."""
     sweep = SearchSweep(tmp_path / "s", count=2)
     mine = tmp_path / "s" / "configs" / "000,mine.json"
     mine.parent.mkdir()

@@ -1,4 +1,7 @@
-"""The `sweep` command: its listing, its refusals and exit codes; the files in configs/sweeps; a real sweep."""
+"""The `sweep` command: its listing, its refusals and exit codes.
+
+The files in configs/sweeps; a real sweep.
+"""
 
 import json
 import os

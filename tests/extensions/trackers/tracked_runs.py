@@ -77,7 +77,10 @@ def expected(last):
 
 
 def board(workdir):
-    """{(name, step): value} of the event files, as TensorBoard shows them: a restart drops what lies at or after its step."""
+    """Return {(name, step): value} of the event files, as TensorBoard shows them.
+
+    A restart drops the values at or after its step.
+    """
     from tensorboardX.proto.event_pb2 import Event, SessionLog
 
     values = {}

@@ -1,4 +1,7 @@
-"""Gold alignments of the corpus: links of words that mean the same, by the lexicon and by known sentences."""
+"""Gold alignments of the corpus.
+
+Links of words that mean the same, by the lexicon and by known sentences.
+"""
 
 import pytest
 

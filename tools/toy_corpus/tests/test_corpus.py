@@ -1,4 +1,4 @@
-"""The built-in corpus: splits, purity, and German that agrees with the libraries and with sentences written by hand."""
+"""The built-in corpus: splits, purity, and German checked by libraries and by hand."""
 
 import datetime
 import lzma

@@ -1,4 +1,7 @@
-"""Everyday sentences of the built-in corpus: German that agrees, one translation each, splits that are balanced."""
+"""Everyday sentences of the built-in corpus.
+
+German that agrees, one translation each, splits that are balanced.
+"""
 
 import re
 from collections import Counter
