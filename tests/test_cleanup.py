@@ -57,7 +57,7 @@ CLEAN_UPS = {
 
 @pytest.mark.parametrize("clean_up, ours", CLEAN_UPS.values(), ids=CLEAN_UPS)
 def test_a_clean_up_deletes_only_files_of_this_project(tmp_path, clean_up, ours):
-    """The others include an unfinished output of `export`, and parts of a running `translate_file`."""
+    """The others include an unfinished `export`, and parts of a running `translate_file`."""
     for name in ours:
         if name.partition(".partial-")[0].endswith((".json", ".model")):
             (tmp_path / name).write_text("half")

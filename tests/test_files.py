@@ -1,4 +1,7 @@
-"""Files and folders appear complete or not at all; errors are classified by what the user can do."""
+"""Files and folders appear complete or not at all.
+
+Errors are classified by what the user can do.
+"""
 
 import errno
 import fcntl
@@ -55,7 +58,7 @@ def test_errors_of_the_file_itself_are_not_transient(error):
 
 
 def test_file_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
-    """So is its folder: after a power failure the old or the new file exists, never an empty one."""
+    """So is its folder: a power failure leaves the old or the new file, never an empty one."""
     calls = []
     paths = {}
     real_open, real_fsync = os.open, os.fsync

@@ -1,4 +1,7 @@
-"""Environments of the benchmarks' peers: created once, and skipped with a reason where that fails."""
+"""Environments of the benchmarks' peers.
+
+Created once, and skipped with a reason where that fails.
+"""
 
 import glob
 

@@ -15,7 +15,10 @@ TASK = {"threads": 1}
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The (engine, arrangement) of every process that would have been started; `absent` cannot run."""
+    """The (engine, arrangement) of every process that would have been started.
+
+    `absent` cannot run.
+    """
     calls = []
 
     def run(engine, task, environments):

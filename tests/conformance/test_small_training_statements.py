@@ -35,7 +35,10 @@ def test_schedules_coincide_where_their_peaks_do(constant, d_model, warmup, orig
 
 @pytest.mark.parametrize("mass", ["all", "non_target"])
 def test_smoothed_loss_is_at_least_the_target_entropy(mass):
-    """The minimum is the entropy of the smoothed target: 1.377 nats at eps 0.1 and 37,000 classes."""
+    """The minimum is the entropy of the smoothed target.
+
+    1.377 nats at eps 0.1 and 37,000 classes.
+    """
     vocab, target = 37_000, 5
     if mass == "all":
         p = np.full(vocab, 0.1 / vocab)

@@ -45,7 +45,7 @@ def case(request):
 
 
 def linear(tree, name, into: int) -> dict[str, np.ndarray]:
-    """PyTorch's weight [out, in] and bias [out] from a kernel whose first `into` axes are inputs."""
+    """Return PyTorch's weight [out, in] and bias [out]; a kernel's first `into` axes are inputs."""
     rows = math.prod(tree["kernel"].shape[:into])
     return {
         f"{name}.weight": tree["kernel"].reshape(rows, -1).T,
@@ -131,7 +131,7 @@ def test_hidden_states_equal_pytorchs(torch, case):
 
 
 def test_every_gradient_equals_pytorchs(torch, case):
-    """d loss / d parameter, through the tied table and label smoothing over the whole vocabulary."""
+    """d loss / d parameter, through the tied table and label smoothing over all classes."""
     model, params, batch, _ = case
     real = (batch["target_segments"] > 0).astype(np.float32)
 

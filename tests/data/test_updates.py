@@ -222,7 +222,7 @@ def test_a_window_is_laid_out_alike_in_another_process(store, keys):
 
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-    """`PairReader` that repeats each sentence of a store, before its EOS, once a pass, up to twice."""
+    """`PairReader` that repeats each sentence, before its EOS, once a pass, up to twice."""
 
     store: TokenStore
     longest: int = 48

@@ -48,7 +48,10 @@ def test_a_step_neither_copies_nor_reorders_nor_transposes_the_cache(body, shape
 
 
 def test_products_read_the_cache_as_it_is_stored(body):
-    """Each layer has two over its own keys and values and two over the source's; none transposes."""
+    """Each layer has two over its own keys and values and two over the source's.
+
+    None transposes.
+    """
     cross = [[ROWS, HEADS, WIDTH, SOURCE], [ROWS, HEADS, SOURCE, WIDTH]]
     moved = [kind for kind, result, _ in instructions(body) if np.prod(result) == np.prod(cross[0])]
     assert not {"copy", "gather", "transpose"} & set(moved)

@@ -54,7 +54,7 @@ def test_parameters_and_moments_follow_the_rules():
 
 
 def test_custom_rules_change_the_sharding(tmp_path):
-    """mesh.rules: vocabulary over tensor only, d_ff over both axes, heads and d_model replicated."""
+    """mesh.rules: vocabulary over tensor, d_ff over both axes, heads and d_model replicated."""
     config = small_config(mesh=dict(rules="vocab=tensor mlp=fsdp+tensor"))
     _, _, state, _ = model_and_state(config, devices_mesh(2, 2, 2))
     specs = {

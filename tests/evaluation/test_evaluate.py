@@ -57,7 +57,7 @@ REFERENCES = ["Wo ist der Hund?", " ", "Hier.", "Der Hund ist alt.", "\u200b"]
 def test_lines_without_a_source_or_reference_are_named_and_not_scored(
     finished, tmp_path, monkeypatch, capsys
 ):
-    """Perfect outputs have perfect scores, and all scores are those of the file without such lines."""
+    """Perfect outputs have perfect scores; such lines change no other score."""
     workdir, _ = finished
     kept = [0, 3]
     for name, lines in (

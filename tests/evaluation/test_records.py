@@ -68,7 +68,7 @@ def evaluated(workdir, split="test", overrides=None, **choice) -> str:
 
 @pytest.mark.slow
 def test_different_evaluations_never_share_a_record(copy, text):
-    """Another text, search or choice of checkpoints has its own record and its own texts beside it."""
+    """Another text, search or choice of checkpoints has its own record and texts."""
     default = evaluated(copy)
     files = {path: path.read_bytes() for path in (copy / "eval").iterdir()}
     other_text, few = {"data.test": text("o", 2)}, {"decode.beam_size": "2"}

@@ -13,7 +13,10 @@ TOKEN = "hf_writer"
 
 
 class FakeHub:
-    """`repos`: {"USER/NAME": {"private": bool, "commits": {sha: {path: bytes}}}}; the last is main."""
+    """`repos`: {"USER/NAME": {"private": bool, "commits": {sha: {path: bytes}}}}.
+
+    The last is main.
+    """
 
     def __init__(self):
         self.repos, self.cards, self.requests = {}, [], []

@@ -17,7 +17,7 @@ def foreign_config(keys: dict[str, Any]) -> str:
 
 
 def foreign_model(folder: Path, keys: dict[str, Any]) -> Path:
-    """Write the exported model `pretrained:toy` with these keys in its stored config to a folder."""
+    """Write the exported model `pretrained:toy`, with these keys in its config, to a folder."""
     shutil.copytree(run_folder("pretrained:toy"), folder)
     arrays, metadata = _toy()
     save_file(

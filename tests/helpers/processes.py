@@ -1,4 +1,4 @@
-"""Real processes that train together, with CPU devices and collectives over the loopback interface."""
+"""Real processes that train together, with CPU devices and collectives over the loopback."""
 
 import contextlib
 import itertools

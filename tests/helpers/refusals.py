@@ -1,4 +1,4 @@
-"""Assert that a user's mistake is refused, and that the message names what the user has to change."""
+"""Assert that a user's mistake is refused with a message that names what to change."""
 
 import contextlib
 import io

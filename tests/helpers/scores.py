@@ -18,7 +18,10 @@ def translation_config(language="de", *, tokenizer="auto", **data) -> Config:
 
 
 def score_translations(hypotheses, references, *, names=(), samples=0, **settings) -> dict:
-    """The entries of a record, of all metrics or only `names`; settings: of `translation_config`."""
+    """The entries of a record, of all metrics or only `names`.
+
+    settings: of `translation_config`.
+    """
     config = translation_config(**settings)
     task = task_of(config)
     metrics = [task.metric(name) for name in names] or task.metrics

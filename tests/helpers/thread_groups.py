@@ -7,7 +7,10 @@ from t2t_flax.distributed.coordination import ProcessGroup
 
 
 class CoordinationService:
-    """The part of JAX's client that `ProcessGroup` uses. `available` = False: it no longer answers."""
+    """The part of JAX's client that `ProcessGroup` uses.
+
+    `available` = False: it no longer answers.
+    """
 
     def __init__(self, count: int):
         self._values: dict[str, str] = {}

@@ -1,4 +1,7 @@
-"""Work of processes that share one token store; each is spawned, not forked from the test process."""
+"""Work of processes that share one token store.
+
+Each is spawned, not forked from the test process.
+"""
 
 import errno
 import fcntl

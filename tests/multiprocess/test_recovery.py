@@ -34,7 +34,10 @@ TWO = dict(mesh_cpu_devices=1)
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, cache):
-    """The workdir of an uninterrupted run on two processes; `logs` beside it has what JAX compiled."""
+    """The workdir of an uninterrupted run on two processes.
+
+    `logs` beside it has what JAX compiled.
+    """
     workdir = tmp_path_factory.mktemp("undisturbed") / "run"
     logs = workdir.parent / "logs"
     with Processes(logs, 2, command(workdir, cache, **TWO), JAX_LOG_COMPILES="1") as processes:

@@ -60,7 +60,7 @@ def train(config, workdir):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Copies a run of one update, by the name of its schedule, to a folder where it may be resumed."""
+    """Copy a run of one update, by the name of its schedule, to a folder where it may resume."""
     folder = tmp_path_factory.mktemp("trained")
 
     def copy(schedule, target):

@@ -290,7 +290,10 @@ def test_digests_are_compared_before_arrays_are_read(
 
 
 class SecondProcess(ProcessGroup):
-    """Process 1 of two: process 0 sends `lead_values`; what process 1 sends is collected in `sent`."""
+    """Process 1 of two: process 0 sends `lead_values`.
+
+    What process 1 sends is collected in `sent`.
+    """
 
     def __init__(self, lead_values):
         super().__init__(1, 2)
@@ -324,7 +327,7 @@ STEPS = st.integers(1, 40).flatmap(
 
 @given(STEPS, st.integers(1, 5), st.integers(0, 3))
 def test_retention_keeps_newest_scheduled_and_best(about, last, best):
-    """Keep the newest, the last scheduled, the best, and ones without metadata, under any config."""
+    """Keep the newest, the last scheduled, the best, and ones without metadata."""
     facts = dict(enumerate(about, 1))
     regular = [step for step, (scheduled, _) in facts.items() if scheduled]
     unknown = {step for step, (scheduled, _) in facts.items() if scheduled is None}

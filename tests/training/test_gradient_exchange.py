@@ -47,7 +47,10 @@ MESHES = {
     ],
 )
 def test_gradients_cross_the_devices_once_an_update(mesh, precision):
-    """Three microbatches, each with several chunks of logits. The CPU's compiler sums in float32."""
+    """Three microbatches, each with several chunks of logits.
+
+    The CPU's compiler sums in float32.
+    """
     planning = pytest.importorskip("t2t_flax.extensions.planning.abstract_run")
     topology = pytest.importorskip("t2t_flax.extensions.planning.topology")
     config = small_config(

@@ -38,7 +38,7 @@ def curve(workdir) -> list[tuple[int, float, float]]:
 
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory, cache):
-    """(workdir, outcome) of 12 updates with checkpoints at 4, 8 and 12 and evaluations at 6 and 12."""
+    """Return (workdir, outcome): 12 updates, checkpoints at 4, 8, 12, evaluations at 6, 12."""
     workdir = tmp_path_factory.mktemp("run")
     outcome = loop.train(start(run_config(), workdir, cache), score=None)
     assert outcome.reason == "steps" and outcome.step == 12
@@ -276,7 +276,10 @@ def test_oversized_program_is_refused_before_training(tmp_path, cache, monkeypat
 @pytest.mark.slow
 @pytest.mark.parametrize("batching", ["packed", pytest.param("buckets", marks=pytest.mark.drill)])
 def test_nothing_compiles_after_the_first_update(tmp_path, cache, batching):
-    """Covers all shapes of an epoch, evaluations and saves; a compilation would look like a hang."""
+    """Covers all shapes of an epoch, evaluations and saves.
+
+    A compilation would look like a hang.
+    """
     compiled, warm = [], []
     keys = dict(
         data=dict(batching=batching), eval=dict(every_steps=10, decode_every_steps=10), checkpoint=dict(every_steps=5),

@@ -33,7 +33,7 @@ def test_total_may_become_known_and_change(capsys):
 
 
 def test_hang_timeout_applies_to_decoding_only():
-    """Restoring, compiling and scoring, before the first and after the last batch, may take longer."""
+    """Restoring, compiling and scoring, around the batches, may take longer."""
     holds = []
 
     @contextlib.contextmanager

@@ -95,7 +95,10 @@ class StopAt(RunSupervisor):
 
 
 def train(config, workdir, cache, call: int = 0) -> tuple[loop.TrainingEnd, int]:
-    """Trains with a stop at that call; returns the outcome and how often the supervisor was asked."""
+    """Trains with a stop at that call.
+
+    Returns the outcome and how often the supervisor was asked.
+    """
     run = start(config, workdir, cache)
     with StopAt(run, call) as supervisor:
         outcome = loop.train(run, score, supervisor=supervisor, say=lambda text: None)
@@ -103,7 +106,7 @@ def train(config, workdir, cache, call: int = 0) -> tuple[loop.TrainingEnd, int]
 
 
 def stops(keys, tmp_path, cache, calls=None) -> None:
-    """Stop a run at each of these questions (default: all), and compare it with one never stopped."""
+    """Stop a run at each of these questions (default: all); compare it with one never stopped."""
     config = tiny_run(tmp_path, **keys)
     _, asked = train(config, tmp_path / "whole", cache)
     expected = visible(tmp_path / "whole")

@@ -84,7 +84,7 @@ def test_validation_loss_includes_long_pairs(run):
 
 
 def small_rows(config, length):
-    """The same config with rows long enough for the longest pair, so that all rows have one length."""
+    """Return the config with rows for the longest pair, so that all rows have one length."""
     return dataclasses.replace(
         config, data=dataclasses.replace(config.data, pack_length=8 * (length // 8 + 1))
     )

@@ -51,7 +51,7 @@ def command(capsys, *words):
 
 
 def by_hand(run, pair, head):
-    """Return the weights of a pair, by loops over the model's weights and SentencePiece's pieces."""
+    """Return a pair's weights, by loops over the model's weights and SentencePiece's pieces."""
     ids = encode_pair(run, pair.source, pair.target)
     batch = {name: np.asarray(x) for name, x in rows_of([ids], 1).items()}
     _, state = run.model.apply(

@@ -1,4 +1,4 @@
-"""Pharaoh's form, and alignment errors held against a definition by sets and against their bounds."""
+"""Pharaoh's form, and alignment errors against a definition by sets and against bounds."""
 
 import numpy as np
 import pytest

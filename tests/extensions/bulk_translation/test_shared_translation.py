@@ -13,7 +13,10 @@ TURN = 2**14
 
 @pytest.fixture(scope="module")
 def sentences(tmp_path_factory):
-    """A file of two turns and a half. Nearly all lines are empty: they cost nothing to translate."""
+    """A file of two turns and a half.
+
+    Nearly all lines are empty: they cost nothing to translate.
+    """
     lines = [""] * (2 * TURN + TURN // 2)
     texts = ["Where is the dog?", "It is late.", "The mice were fed.", "Good morning!"] * 5
     places = [*range(8), *range(TURN - 2, TURN + 4), *range(2 * TURN - 1, 2 * TURN + 5)]

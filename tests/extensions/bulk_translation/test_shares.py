@@ -40,7 +40,10 @@ def test_each_line_belongs_to_one_process_and_windows_stay_within_a_turn(n, coun
 
 
 class CapitalsRun(capitals_run.CapitalsRun):
-    """Translations have the numbers of their lines; `fail_at`: the line at which translating fails."""
+    """Translations have the numbers of their lines.
+
+    `fail_at`: the line at which translating fails.
+    """
 
     fail_at = ""
     before_batch = staticmethod(lambda: None)

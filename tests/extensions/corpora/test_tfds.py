@@ -137,7 +137,10 @@ def test_tfds_languages_must_be_features(tfds_dir):
 
 
 def test_the_folder_of_a_stored_run_is_not_one_to_prepare_in(tmp_path):
-    """data.root of a run is kept only if the dataset is prepared there: runs are untrusted input."""
+    """data.root of a run is kept only if the dataset is prepared there.
+
+    Runs are untrusted input.
+    """
     config, planted = Config(), tmp_path / "planted"
     data = dataclasses.replace(
         config.data, root=str(planted), test="a=tfds:wmt14_translate/de-en:test; b=toy:test"

@@ -1,4 +1,4 @@
-"""Models of different shapes as one model, against a mean computed in NumPy and exhaustive search."""
+"""Models of different shapes as one model, against NumPy means and exhaustive search."""
 
 import itertools
 

@@ -42,7 +42,7 @@ def first(tmp_path_factory, cache):
 
 @pytest.fixture(scope="module")
 def runs(first, cache):
-    """Workdirs of two runs with one tokenizer and different shapes, each with checkpoints 1 and 2."""
+    """Return workdirs of two runs with one tokenizer, different shapes and checkpoints 1 and 2."""
     return [first, trained(first.parent / "b", cache, **OTHER_SHAPE)]
 
 

@@ -54,7 +54,7 @@ def as_matrices(path: str, w: np.ndarray) -> np.ndarray:
 
 
 def adapters_of(params: dict) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """{path of the kernel: (A [matrices, inputs, rank], B [matrices, rank, outputs])} in float64."""
+    """Return {kernel's path: (A [matrices, inputs, rank], B [matrices, rank, outputs])}."""
     leaves = {
         path: np.asarray(x, np.float64) for path, x in flatten_dict(params["lora"], sep="/").items()
     }
@@ -192,7 +192,7 @@ def test_a_run_is_read_with_merged_weights(tmp_path, cache):
 
 
 def test_adapters_are_added_in_the_order_of_their_paths(monkeypatch):
-    """All processes of a run trace and dispatch the same programs, whatever order their sets have."""
+    """All processes of a run trace and dispatch the same programs, in any order of sets."""
     config = small_config(**KEYS)
     _, _, state, _ = model_and_state(config)
     added = []

@@ -1,4 +1,7 @@
-"""Hidden states: against NumPy, whatever else is in the batch; their file; the command `inspect`."""
+"""Hidden states: against NumPy, whatever else is in the batch; their file.
+
+The command `inspect`.
+"""
 
 import jax
 import numpy as np

@@ -263,7 +263,10 @@ def test_packing_and_padding_do_not_count(placement):
 
 
 def test_activations_equal_the_arrays_of_the_model():
-    """The RMS of a layer's output, over real tokens; a sub-layer's before it is added to its input."""
+    """The RMS of a layer's output, over real tokens.
+
+    A sub-layer's before it is added to its input.
+    """
     model, params = model_of()
     rows = rows_alone(random_pairs(3, seed=7))
     found = found_in(model, params, rows)

@@ -102,7 +102,7 @@ def test_forced_log_probabilities_equal_ctranslate2(trained):
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", ["beam1", "greedy", "beam4"])
 def test_search_outputs_equal_ctranslate2(trained, name):
-    """n-best lists: sources without </s>, no length penalty, stop once the top candidate finished."""
+    """n-best lists: sources without </s>, no length penalty, stop when the first is finished."""
     model, params, source, target, cases = trained
     size = 4 if name == "beam4" else 1
     config = dataclasses.replace(

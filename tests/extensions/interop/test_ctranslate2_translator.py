@@ -97,7 +97,7 @@ def both(exported, lines, prefixes=None, **keys):
 
 
 def assert_same(ours, theirs, near_ties=0):
-    """Check equal n-best lists, except in at most `near_ties` sentences with almost equal scores."""
+    """Check equal n-best lists, but for at most `near_ties` sentences with close scores."""
     ties = 0
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(

@@ -139,7 +139,10 @@ def test_wrong_use_is_refused_and_leaves_nothing(workdir, imported, tmp_path):
 
 
 def test_safetensors_of_another_model_are_refused(imported, tmp_path):
-    """A parameter that is missing, one too many, one of another shape; a tokenizer of another size."""
+    """A parameter that is missing, one too many, one of another shape.
+
+    A tokenizer of another size.
+    """
     exported, _ = imported("safetensors")
     params, _ = read_safetensors(exported / "model.safetensors")
     config, checkpoint = read_metadata(exported / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Hugging Face's Marian models against its logits, beams and tokenizer, and files that do not fit."""
+"""Hugging Face's Marian models against its logits, beams, tokenizer; files that do not fit."""
 
 import io
 import json

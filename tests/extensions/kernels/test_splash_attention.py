@@ -61,7 +61,10 @@ def operands(
 
 
 def value_and_gradients(attend, q, k, v, mask: SegmentMask):
-    """A scalar of what real queries get, and its gradients: padding counts nowhere, as in the loss."""
+    """A scalar of what real queries get, and its gradients.
+
+    Padding counts nowhere, as in the loss.
+    """
     real = (mask.query_segments > 0)[..., None, None]
 
     def scalar(q, k, v):

@@ -114,7 +114,7 @@ def test_pairs_of_a_source_are_seen_equally_often_and_shares_are_kept(
 )
 @settings(max_examples=50, deadline=None)
 def test_pairs_are_seen_equally_often_over_phases(pairs, weights, lengths, seed):
-    """With the rest for the next phase, the visits of two pairs of a source differ by at most one."""
+    """With the rest for the next phase, visits of two pairs of a source differ by at most one."""
     names = [f"s{i}" for i in range(len(pairs))]
     of_phases = [
         ", ".join(f"{n}={w}" for n, w in zip(names, one, strict=False) if w) for one in weights
@@ -321,7 +321,10 @@ def test_content_decides_the_fingerprint(text):
 
 @pytest.mark.smoke
 def test_a_run_trains_on_its_sources_in_proportion(text, tmp_path):
-    """From the config to batches: sources, tag, limit and shares, with counts that messages show."""
+    """From the config to batches.
+
+    Sources, tag, limit and shares, with counts that messages show.
+    """
     keys = {
         "data.root": str(tmp_path),
         "data.train": "clean=a.tsv; bt=b.tsv",

@@ -159,7 +159,7 @@ def test_heads_of_the_same_width_keep_their_scores():
 
 @given(width=st.sampled_from([1, 2, 4, 8]), eps=st.sampled_from([1e-9, 1e-3, 1.0]))
 def test_updates_are_the_rule_times_adams_whatever_its_epsilon(width, eps):
-    """A wide model's gradients shrink by the factors, so that epsilon weighs as in the base model."""
+    """A wide model's gradients shrink by the factors: epsilon weighs as in the base model."""
     config, rng = wide(16 // width, eps=eps), np.random.default_rng(0)
     params = jax.tree.map(
         lambda x: rng.normal(size=x.shape), parameter_shapes(make_model(config, 37, 37))

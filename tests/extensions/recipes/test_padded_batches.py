@@ -32,7 +32,7 @@ from t2t_flax.extensions.recipes.padded_batches import (
 
 
 def naive_groups(lengths, cap):
-    """The naive rule: a group is full when one more pair would push pairs * longest over the cap."""
+    """The naive rule: a group is full when one more pair would push pairs * longest over a cap."""
     groups, group = [], []
     for i, length in enumerate(lengths):
         while (len(group) + 1) * max([length] + [lengths[j] for j in group]) > cap:

@@ -54,7 +54,10 @@ def test_the_fit_is_the_minimum_that_lbfgs_finds(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_intervals_cover_the_truth_as_often_as_they_say(name):
-    """Of 400 data sets with noise: 95 % but for what their number allows. The benchmark has more."""
+    """Of 400 data sets with noise: 95 % but for what their number allows.
+
+    The benchmark has more.
+    """
     for share in coverage(name, sets=400, draws=200, seed=7).values():
         assert 0.92 <= share <= 0.98
 

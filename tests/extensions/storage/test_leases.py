@@ -1,4 +1,7 @@
-"""Leases on a workdir in a bucket: one holder, renewed, respected, released, lost and taken over."""
+"""Leases on a workdir in a bucket.
+
+One holder, renewed, respected, released, lost and taken over.
+"""
 
 import dataclasses
 import json

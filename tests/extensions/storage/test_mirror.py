@@ -1,4 +1,4 @@
-"""The local copy of a run's files that is uploaded to an object store, while trackers write to it."""
+"""The local copy of a run's files, uploaded to an object store while trackers write to it."""
 
 import sqlite3
 
@@ -9,7 +9,7 @@ from t2t_flax.extensions.storage.mirror import Mirror
 
 @pytest.mark.smoke
 def test_only_whole_files_are_uploaded(tmp_path):
-    """Trackers replace files, and SQLite keeps logs beside its file, while another thread uploads."""
+    """Trackers replace files, and SQLite logs beside its file, while another thread uploads."""
     mirror = Mirror(tmp_path / "remote")
     for name in ("metrics.jsonl", "wandb.json.partial-0123", "mlflow.db-journal", "mlflow.db-wal"):
         (mirror.local / name).write_text("{}\n")

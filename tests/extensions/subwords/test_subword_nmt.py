@@ -105,7 +105,10 @@ def test_run_prepares_with_given_codes_and_own_vocabulary(tmp_path, joint):
 
 @pytest.mark.slow
 def test_published_codes_give_the_published_vocabulary(real_data):
-    """Wu et al. 2021: 9,708 types over both sides of the training text, longest 45 and 51 pieces."""
+    """Wu et al. 2021 have 9,708 types over both sides of the training text.
+
+    The longest sentences have 45 and 51 pieces.
+    """
     folder = epath.Path(real_data) / "multi30k"
     codes = read_codes(folder / "wu2021" / "bpe10k.en-de.code.gz")
     sides = [

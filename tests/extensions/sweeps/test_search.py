@@ -182,7 +182,10 @@ def test_stopped_search_goes_on(tmp_path, storage):
     "behaviour, state, told", [(diverges, "diverged", "PRUNED"), (fails, "failed", "FAIL")]
 )
 def test_what_optuna_learns_from_a_trial_without_a_value(tmp_path, behaviour, state, told):
-    """A diverged trial is worse than any complete one; a failed one says nothing about its config."""
+    """A diverged trial is worse than any complete one.
+
+    A failed one says nothing about its config.
+    """
     sweep = SearchSweep(
         tmp_path / "s", behave=lambda config: behaviour if config.optimizer.peak_lr > 3e-3 else ok()
     )

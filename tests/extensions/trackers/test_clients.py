@@ -98,7 +98,10 @@ READ = {
 
 @pytest.fixture(scope="module")
 def clients(tmp_path_factory):
-    """No login, no network, no folder of the user; trackio reads its variable when it is imported."""
+    """No login, no network, no folder of the user.
+
+    trackio reads its variable when it is imported.
+    """
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))

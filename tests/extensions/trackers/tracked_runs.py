@@ -49,7 +49,7 @@ class MemoryRun:
 
 
 def write_run(workdir, config, first, last, *, resume=None, close=True, scores=None):
-    """Updates first to last with an evaluation after every second, after a checkpoint at `resume`."""
+    """Log updates first to last, every second one with an evaluation, from checkpoint `resume`."""
     resume = first - 1 if resume is None else resume
     writer = MetricsWriter(workdir, resume_step=resume)
     run = SimpleNamespace(config=config, workdir=epath.Path(workdir))
