@@ -146,6 +146,11 @@ class ServedModel:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a batch is computed; warming up is none."""
+        return any(lane.busy_since is not None for lane in self._lanes)
+
     def fault(self) -> str:
         """Return why the model does not answer properly.
 

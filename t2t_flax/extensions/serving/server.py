@@ -106,7 +106,7 @@ def serve(
     busy = [model for model in models if not model.stop(0.0)]
     if not busy:
         return OK
-    hanging = [model.name for model in busy if model.ready]
+    hanging = [model.name for model in busy if model.busy]
     if hanging:
         print(
             f"t2t_flax serve: the device did not finish the batches of {', '.join(hanging)}.",
