@@ -359,9 +359,8 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="kill-drill-") as made:
         folder = Path(made)
-        os.environ |= ENVIRONMENT | {
-            "JAX_COMPILATION_CACHE_DIR": str(folder / "programs")
-        }  # read when JAX is imported
+        # Read when JAX is imported.
+        os.environ |= ENVIRONMENT | {"JAX_COMPILATION_CACHE_DIR": str(folder / "programs")}
         drill = Drill(Runs(folder))
         drill.undisturbed("packed")  # first: LoRA starts from its parameters
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:

@@ -170,13 +170,14 @@ def sacrebleu_statistics(steps: Recipe, predictions: Predictions) -> SentenceSta
             f"{len(missing)} lines have no reference, the first is line {missing[0]}: evaluate"
             " again, which leaves them out."
         )
+    # sacreBLEU scores by the references that are not None.
     references = [
         [
             text if has_text(line) else None
             for line, text in zip(lines, steps.prepare(lines), strict=True)
         ]
         for lines in predictions.references
-    ]  # sacreBLEU scores by the references that are not None
+    ]
     statistics = metric._extract_corpus_statistics(
         steps.prepare(predictions.hypotheses), references
     )

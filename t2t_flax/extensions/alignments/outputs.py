@@ -198,9 +198,8 @@ class WithTags(Change):
         sources = [source for source, texts in zip(sources, n_best, strict=True) for _ in texts]
         if self._html:
             made = html_of(self.model, fragments, sources, texts)
-            done = iter(
-                [text.replace("\n", "&#10;") for text in made]
-            )  # newline from a character reference
+            # Newline from a character reference.
+            done = iter([text.replace("\n", "&#10;") for text in made])
         else:
             weights = _weights(self.model, fragments, sources, texts, [False] * len(texts))
             done = map(_with_protected, fragments, texts, weights)

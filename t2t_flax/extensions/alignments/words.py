@@ -63,9 +63,8 @@ def tokens_of(
     """
     ids, rest = tokenizer.split(text)
     words, own = [-1] * len(ids), rest.split()
-    first = (
-        len(line.split()) - len(own) if line else 0
-    )  # user's symbols; below 0: words added before the line
+    # User's symbols; below 0: words added before the line.
+    first = len(line.split()) - len(own) if line else 0
     for number, word in enumerate(own, first):
         pieces = _ids_of_word(tokenizer, word)
         ids += pieces

@@ -126,9 +126,8 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
                         check=supervisor.note_progress,
                         say=supervisor.say,
                     )
-                group.barrier(
-                    "all shares are translated", 365 * 24 * 3600.0
-                )  # a lost or hanging process ends the others
+                # A lost or hanging process ends the others.
+                group.barrier("all shares are translated", 365 * 24 * 3600.0)
                 _check_same(group, {"--input": counter.lines}, "{} has {} lines", same_file)
                 if group.is_lead:
                     parts = [output.path_of(f"{i}-of-{group.count}") for i in range(group.count)]

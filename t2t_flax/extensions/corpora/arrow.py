@@ -122,9 +122,8 @@ def _next_batch(batches: Iterator[Any], path: epath.Path, row: int) -> Any:
     try:
         batch = next(batches, None)
         if batch is not None:
-            batch.validate(
-                full=True
-            )  # invalid UTF-8, and text outside its buffer, which pyarrow would read
+            # Invalid UTF-8, and text outside its buffer, which pyarrow would read.
+            batch.validate(full=True)
         return batch
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
         if not is_damage(error):

@@ -136,9 +136,8 @@ class Partitions:
 
 def _digests(part: Source, rows: Iterator[Unread]) -> Iterator[bytes]:
     """Yield 16 bytes for each row; none where the source drops a pair."""
-    language = [
-        word for word in part.tag.split() if word.startswith("<2")
-    ]  # target-language symbol
+    # Target-language symbol.
+    language = [word for word in part.tag.split() if word.startswith("<2")]
     for row in rows:
         if isinstance(row, str):
             yield b""
@@ -149,9 +148,8 @@ def _digests(part: Source, rows: Iterator[Unread]) -> Iterator[bytes]:
 
 def _repeated(records: np.ndarray) -> np.ndarray:
     """Return the rows of records whose digest occurs in an earlier one."""
-    ordered = records[
-        np.lexsort((records["low"], records["high"]))
-    ]  # a stable sort: rows stay in order
+    # A stable sort: rows stay in order.
+    ordered = records[np.lexsort((records["low"], records["high"]))]
     same = (ordered["high"][1:] == ordered["high"][:-1]) & (
         ordered["low"][1:] == ordered["low"][:-1]
     )

@@ -55,9 +55,8 @@ class Scorer(Rule):
         if not texts:
             return []
         try:
-            scores = [
-                float(score) for score in function([*texts])
-            ]  # the function may change its list
+            # The function may change its list.
+            scores = [float(score) for score in function([*texts])]
         except Exception as error:  # noqa: BLE001  (of the user's code)
             raise _failed(self.spec, path, error) from None
         if len(scores) != len(texts):

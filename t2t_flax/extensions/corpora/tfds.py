@@ -138,9 +138,8 @@ def _prepared(name: str, data_dir: str | None, label: str):
     The data is downloaded and prepared if needed.
     """
     alternative = "or give your own files: two text files 'SRC,TGT'"
-    if _NAMESPACED.match(
-        name
-    ):  # TFDS would download and run its code, and the config may be somebody else's
+    # TFDS would download and run its code, and the config may be somebody else's.
+    if _NAMESPACED.match(name):
         raise UserError(
             f"{label}: only the datasets of TFDS itself are read, not those of a namespace;"
             f" {alternative}"

@@ -114,9 +114,8 @@ def tables_by_piece(
     sides = {"source": (old.source, new.source), "target": (old.target, new.target)}
     rows = {side: rows_by_piece(*pair) for side, pair in sides.items()}
     tables = {}
-    for name in dict.fromkeys(
-        (*model.table_params, *model.output_params)
-    ):  # same order on all processes
+    # Same order on all processes.
+    for name in dict.fromkeys((*model.table_params, *model.output_params)):
         side = "source" if name == "source_embedding" else "target"
         fill = functools.partial(_filled, rows[side], sides[side][0].vocab_size)
         tables[name] = jax.tree.map(fill, own[name], other[name])

@@ -119,9 +119,8 @@ def measure(
     config, parameters, shards = setup.config, setup.parameters, mesh_lib.batch_shards(setup.mesh)
     step = train_step(config, setup.model, recording(setup.tx), setup.mesh, parameters)
     trained, _ = parameters.split(state.params)
-    unknown = jax.tree.map(
-        lambda x: jnp.full_like(x, jnp.nan), trained
-    )  # remains if the update is not finite
+    # Remains if the update is not finite.
+    unknown = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), trained)
     new, _ = step(dataclasses.replace(state, opt_state=Recorded(unknown, state.opt_state)), batch)
     old_trained, new_trained = (parameters.split(each.params)[0] for each in (state, new))
     changes = jax.tree.map(jnp.subtract, new_trained, old_trained)

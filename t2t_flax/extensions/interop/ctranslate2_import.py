@@ -374,9 +374,8 @@ def _tables(
     elif start in target.tokens:
         kind, row = "bos", target.rows[target.tokens.index(start)]
         params["decoder_start_token"] = {"bos": tables["target"][row]}
-        if (
-            bias is not None and bias[row] <= _NEVER_PREDICTED
-        ):  # only an input vector, not an output token
+        # Only an input vector, not an output token.
+        if bias is not None and bias[row] <= _NEVER_PREDICTED:
             target = target.without(start)
             bias = bias if np.any(target.take(bias)) else None
     else:

@@ -84,9 +84,8 @@ def export(
     codes = codes_of([*trained, *zero_shot])
     check_representable(safetensors_file.flatten(params), dtype)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            exclusive_writer(folder, "export")
-        )  # removes leftovers of a killed export
+        # Removes leftovers of a killed export.
+        stack.enter_context(exclusive_writer(folder, "export"))
         refuse_existing(folder, "--output")
         path = Path(stack.enter_context(atomic_directory(folder, replace=False)))
         if kind == "ctranslate2":

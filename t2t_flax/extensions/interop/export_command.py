@@ -113,9 +113,8 @@ def _scores(workdir: epath.Path, steps: tuple[int, ...]) -> list[Score]:
         try:
             record = parse_json(path.read_bytes())
             checkpoint = record["checkpoint"]
-            if checkpoint["averaged"] == list(steps) and not checkpoint.get(
-                "models"
-            ):  # not an ensemble's scores
+            # Not an ensemble's scores.
+            if checkpoint["averaged"] == list(steps) and not checkpoint.get("models"):
                 scores |= dict.fromkeys(scores_of_record(record))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             log.warning(

@@ -28,9 +28,8 @@ def unavailable() -> str:
     if jax.default_backend() != "gpu":
         return ""
     capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
-    recent = re.fullmatch(
-        r"([89]|\d\d)\.\d", capability
-    )  # AMD's capabilities are names such as gfx90a
+    # AMD's capabilities are names such as gfx90a.
+    recent = re.fullmatch(r"([89]|\d\d)\.\d", capability)
     return "" if recent else "cudnn needs an NVIDIA GPU of compute capability 8.0 or more"
 
 

@@ -84,9 +84,8 @@ def _row_attention(
 
     It maps (q [N, T, H], k [G, S, H], v [G, S, H], segments [T], [S]) -> [N, T, H].
     """
-    from jax.experimental.pallas.ops.tpu import (
-        splash_attention as splash,
-    )  # 0.2 s, only for TPU runs
+    # 0.2 s, only for TPU runs.
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     lengths = q.shape[1], k.shape[1]
     queries, keys = (

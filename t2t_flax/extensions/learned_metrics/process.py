@@ -82,9 +82,8 @@ def prepare_environment(packages: Packages, group: Any) -> str:
             f"config.learned_metrics.environments: {parent} cannot be written ({error.strerror}):"
             " name another folder."
         ) from None
-    partial = (
-        private / packages.folder
-    )  # with the permissions of the umask, which mkdtemp does not give
+    # With the permissions of the umask, which mkdtemp does not give.
+    partial = private / packages.folder
     try:
         try:
             venv.create(partial, with_pip=True, symlinks=True)

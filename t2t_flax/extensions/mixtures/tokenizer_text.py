@@ -59,9 +59,8 @@ class MixedText(TokenizerText):
         shares = self._shares.of(sizes)
         total = min(count, sum(sizes))
         for one, pairs, share in zip(drawn, kept, shares, strict=True):
-            if (
-                share and pairs and one.seen > len(one.pairs)
-            ):  # no pair is repeated while others were not drawn
+            # No pair is repeated while others were not drawn.
+            if share and pairs and one.seen > len(one.pairs):
                 total = min(total, len(pairs) / share)
         repeated = (
             _repeated(pairs, round(total * share))

@@ -76,9 +76,8 @@ class Check:
 
 
 WIDTH = Check("d_model", at_width, KINDS)
-DEPTH = Check(
-    "layers", at_depth, ("scores", "layers", "logits")
-)  # branch outputs fall with depth by the rule
+# Branch outputs fall with depth by the rule.
+DEPTH = Check("layers", at_depth, ("scores", "layers", "logits"))
 
 
 def changes(config: Config, updates: int) -> Changes:

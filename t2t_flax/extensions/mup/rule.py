@@ -33,12 +33,10 @@ def rules(config: Config) -> dict[str, Scale]:
     m, keys = config.model, Mup.of(config)
     width = m.d_model / keys.base_width
     root = math.sqrt(width)
-    lookup = (
-        root if m.embed_scale == "sqrt_d" else 1.0
-    )  # growth of the lookup factor; the table compensates
-    spread = (
-        1 / root if m.embed_init == "normal_rsqrt_d" else 1.0
-    )  # growth of the table's initial values
+    # Growth of the lookup factor; the table compensates.
+    lookup = root if m.embed_scale == "sqrt_d" else 1.0
+    # Growth of the table's initial values.
+    spread = 1 / root if m.embed_init == "normal_rsqrt_d" else 1.0
     logits = 1 / (width if m.logit_scale == "none" else root)  # remaining part of 1 / width
     scores = math.sqrt(keys.head_width(config) / m.head_widths[0])
     table = 1 / lookup

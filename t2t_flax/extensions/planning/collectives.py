@@ -94,9 +94,8 @@ def collectives(program: Program, devices: int) -> list[Collective]:
         if fused and "reduce-scatter" in it.called[0]:
             kind = "reduce-scatter"
         channel = _CHANNEL.search(collective.attributes)
-        if (
-            fused and channel and channel[1] in channels
-        ):  # a later part of a collective that is in the list
+        # A later part of a collective that is in the list.
+        if fused and channel and channel[1] in channels:
             if any(i.op in ("dot", "convolution", "reduce") for i in home.instructions.values()):
                 index = channels[channel[1]]
                 result[index] = dataclasses.replace(result[index], overlaps=True)

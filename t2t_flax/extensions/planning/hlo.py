@@ -117,9 +117,8 @@ def parse(text: str) -> Program:
             entry = name if head[1] else entry
         elif line == "}" and name:
             computations[name], name = Computation(body, root), None
-        elif (
-            name and body and not line.startswith(" ")
-        ):  # a kernel's metadata goes over several lines
+        elif name and body and not line.startswith(" "):
+            # A kernel's metadata goes over several lines.
             last = next(reversed(body.values()))
             body[last.name] = last._replace(attributes=f"{last.attributes}\n{line}")
         elif name and " = " in line:

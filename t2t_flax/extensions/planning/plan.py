@@ -101,9 +101,8 @@ def update_flops(config: Config, shape: Shape, params: Any) -> float:
     tokens, vocab = padded_tokens(shape.micro * shape.rows, shape.length), config.data.vocab_size
     flops = training_products(config, vocab, params).flops(config.model, tokens)
     if config.train.remat == "full":
-        flops += forward_products(config.model, 0, params).flops(
-            config.model, tokens
-        )  # vocabulary 0: no logits
+        # Vocabulary 0: no logits.
+        flops += forward_products(config.model, 0, params).flops(config.model, tokens)
     return flops
 
 

@@ -94,9 +94,8 @@ def run(argv: list[str]) -> int:
     ]
     wanted = _parse(args.weights, names) if args.weights else dict.fromkeys(names, 1.0)
     left_out = ""
-    if missing := sum(
-        candidate.score is None for candidate in candidates
-    ):  # a flat file has no scores
+    # A flat file has no scores.
+    if missing := sum(candidate.score is None for candidate in candidates):
         if args.weights and "nbest" in wanted:
             raise UserError(
                 f"--weights has nbest, and not all lines of {args.candidates} have a score."

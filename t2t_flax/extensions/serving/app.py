@@ -158,10 +158,8 @@ def create_app(
     async def page(request: Request) -> Response:
         return await files.get_response(request.url.path.lstrip("/") or "index.html", request.scope)
 
-    for path in (
-        "/",
-        *(f"/{file.name}" for file in PAGE.iterdir()),
-    ):  # a folder at / would answer GET /translate
+    # A folder at / would answer GET /translate.
+    for path in ("/", *(f"/{file.name}" for file in PAGE.iterdir())):
         app.add_route(path, page, include_in_schema=False)
     app.add_middleware(_Guard, service=service, metrics=metrics)
     if settings.origins:

@@ -335,9 +335,8 @@ class ServedModel:
 
     def _begin_second(self, lane: Lane) -> None:
         if self.config.decode.strategy == "beam":
-            self._probe(
-                lane, n_best=self._searched(self.max_n_best)
-            )  # the page and `alternatives` ask for several
+            # The page and `alternatives` ask for several.
+            self._probe(lane, n_best=self._searched(self.max_n_best))
         self._work(lane)
 
     def _work(self, lane: Lane) -> None:

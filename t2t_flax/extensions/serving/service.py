@@ -161,9 +161,8 @@ class Service:
 
         Also if no key is needed.
         """
-        return (
-            not self._keys or _header_key(request) is not None
-        )  # `check_before_body` has checked it
+        # `check_before_body` has checked it.
+        return not self._keys or _header_key(request) is not None
 
     def _check_key(self, key: str | None) -> None:
         if self._keys and _digest(key or "") not in self._keys:

@@ -14,9 +14,8 @@ class TaggedSource(DerivedSource):
         return map(self._tagged, self.source.read())
 
     def _tagged(self, row: Row) -> Row:
-        if (
-            isinstance(row, str) or not row[0].strip()
-        ):  # a blank side stays blank, so that it is counted as such
+        # A blank side stays blank, so that it is counted as such.
+        if isinstance(row, str) or not row[0].strip():
             return row
         return f"{self._first} {row[0]}", *row[1:]
 

@@ -64,9 +64,8 @@ def compare_rows(scores: Sequence[Sequence[float]], reference: int) -> list[Diff
         freedom = float(
             parts.sum() ** 2 / (parts**2 / [len(row) - 1, len(rows[reference]) - 1]).sum()
         )
-        freedom = max(
-            1.0, freedom // 0.1 / 10
-        )  # rounded down, so that rows share quantiles, which take up to a second
+        # Rounded down, so that rows share quantiles, which take up to a second.
+        freedom = max(1.0, freedom // 0.1 / 10)
         error = np.sqrt(parts.sum() / 2)
         difference = float(row.mean() - rows[reference].mean())
         half = _critical(sum(tested), freedom) * float(error)

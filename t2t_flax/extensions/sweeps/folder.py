@@ -276,9 +276,8 @@ def _is_foreign(path: Path) -> bool:
 
     A sweep whose creation was interrupted counts as a sweep.
     """
-    names = {
-        name for name in list_names(path) if ".partial-" not in name
-    }  # list once: another worker may write
+    # List once: another worker may write.
+    names = {name for name in list_names(path) if ".partial-" not in name}
     return "sweep.json" not in names and bool(names - {_LOCK, "base.json", "configs"})
 
 

@@ -76,10 +76,8 @@ def _divide_gpus(parts: int, gpus: list[str]) -> list[tuple[dict[str, str], str]
         return [({"CUDA_VISIBLE_DEVICES": group}, f", GPU {group}") for group in groups]
     per_gpu = parts // len(gpus)
     fraction = f"{_GPU_MEMORY_FRACTION / per_gpu:.3f}"
-    memory = {
-        "XLA_PYTHON_CLIENT_MEM_FRACTION": fraction,
-        "XLA_CLIENT_MEM_FRACTION": "",
-    }  # JAX refuses both
+    # JAX refuses both.
+    memory = {"XLA_PYTHON_CLIENT_MEM_FRACTION": fraction, "XLA_CLIENT_MEM_FRACTION": ""}
     shared = [gpus[i // per_gpu] for i in range(parts)]
     return [
         ({"CUDA_VISIBLE_DEVICES": gpu} | memory, f", 1/{per_gpu} of GPU {gpu}") for gpu in shared

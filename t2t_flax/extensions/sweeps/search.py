@@ -147,9 +147,8 @@ class SearchTrials:
         for step, value in new:
             trial.report(value, step)
         steps = self._folder.read_config(name).train.steps
-        if (
-            not self._search.prune or not new or new[-1][0] >= steps
-        ):  # at the end, stopping saves nothing
+        # At the end, stopping saves nothing.
+        if not self._search.prune or not new or new[-1][0] >= steps:
             return False
         pruners = self._optuna.pruners
         first = max(1, steps // 4)

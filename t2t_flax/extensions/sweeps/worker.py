@@ -210,9 +210,8 @@ class Worker:
                     continue
                 if self.folder.state(name) not in ENDED:
                     return name, claim
-                self.trials.end(
-                    name
-                )  # ended just before the claim, or its worker died before reporting
+                # Ended just before the claim, or its worker died before reporting.
+                self.trials.end(name)
                 claim.release()
             if not self.trials.propose():
                 return None
@@ -258,9 +257,8 @@ class Worker:
         try:
             while (code := training.poll()) is None:
                 if not stopping and self.trials.should_prune(name):
-                    self.folder.end(
-                        name, PRUNED
-                    )  # first, so that the decision holds even if this worker dies now
+                    # First, so that the decision holds even if this worker dies now.
+                    self.folder.end(name, PRUNED)
                     stopping = True
                     training.terminate()
                 elif not stopping and self.stop.is_set():

@@ -118,9 +118,8 @@ def tensorboard(run: TrackedRun, id: str) -> Tracker:
         if not events._worker.is_alive():
             raise OSError("its files can no longer be written")
         for name, value in values.items():
-            writer.add_scalar(
-                name.replace("+", "_"), value, step
-            )  # it renames them anyway, with a warning for each
+            # It renames them anyway, with a warning for each.
+            writer.add_scalar(name.replace("+", "_"), value, step)
 
     return Tracker(write, writer.close)
 
