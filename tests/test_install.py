@@ -72,12 +72,13 @@ def test_every_import_of_the_package_is_required():
     known = importlib.metadata.packages_distributions()
     optional = set().union(*extras().values())
     known = {"mlflow": ["mlflow-skinny"], **known}  # where it is not installed
+    # Of jax[tpu], jax[cuda13], etils[epath], another environment.
     others = {
         "libtpu",
         "jax_plugins",
         "fsspec",
         "comet",
-    }  # of jax[tpu], jax[cuda13], etils[epath], another environment
+    }
     for module in imported("t2t_flax") - others:
         distributions = {name_of(name) for name in known.get(module, [module])}
         assert distributions & (names("requirements-run.txt") | optional), (

@@ -48,6 +48,7 @@ def test_what_is_no_code_is_refused_by_name(code):
 def test_the_table_is_that_of_cldr():
     aliases = pytest.importorskip("babel.core").get_global("language_aliases")
     letters = [*map("".join, itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=3))]
+    # CLDR prefers fil to tl, sr_Latn to sh, ak to tw.
     deprecated = {
         "fil",
         "hbs",
@@ -55,7 +56,7 @@ def test_the_table_is_that_of_cldr():
         "quy",
         "tgl",
         "twi",
-    }  # CLDR prefers fil to tl, sr_Latn to sh, ak to tw
+    }
     bases = {code: Language.read(code).base for code in letters if code not in deprecated}
     found = {code: base for code, base in bases.items() if len(base) == 2}
     assert len(found) > 210 and {code: str(aliases[code]) for code in found} == found

@@ -56,9 +56,8 @@ with contextlib.redirect_stderr(sys.stdout), contextlib.suppress(SystemExit):
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """The wheel and the sdist that it was built from, of a copy of the files that a build needs."""
-    pytest.importorskip(
-        "build.env", reason="needs the package build"
-    )  # `build` could be a folder of this name
+    # `build` could be a folder of this name.
+    pytest.importorskip("build.env", reason="needs the package build")
     if int(importlib.metadata.version("setuptools").partition(".")[0]) < 77:
         pytest.skip("needs setuptools>=77, as pyproject.toml says")
     source, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")

@@ -27,9 +27,8 @@ def overrides(monkeypatch, *argv: str) -> dict[str, str]:
 def test_flag_overrides_the_runs_own_n_best(monkeypatch):
     assert overrides(monkeypatch) == {}
     assert overrides(monkeypatch, "--n-best=1") == {"decode.n_best": "1"}
-    assert overrides(monkeypatch, "--n_best=2") == {
-        "decode.n_best": "2"
-    }  # underscores are accepted too
+    # Underscores are accepted too.
+    assert overrides(monkeypatch, "--n_best=2") == {"decode.n_best": "2"}
     assert overrides(monkeypatch, "--n-best=3", "--config.decode.n_best=3") == {
         "decode.n_best": "3"
     }

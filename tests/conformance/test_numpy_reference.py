@@ -101,9 +101,8 @@ def compare_with_numpy(config: Model, seed: int) -> None:
     model = Transformer(config, VOCAB, VOCAB)
     params = random_params(model, seed)
     pairs = random_pairs(2, seed=3, longest=12)
-    assert (
-        len({len(sentence) for pair in pairs for sentence in pair}) == 4
-    )  # all sentences are padded, by different amounts
+    # All sentences are padded, by different amounts.
+    assert len({len(sentence) for pair in pairs for sentence in pair}) == 4
     batch = rows_alone(pairs, 13)
     logits = np.asarray(logits_of(model, params, batch), np.float64)
     assert (

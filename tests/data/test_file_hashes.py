@@ -72,9 +72,8 @@ def test_unchanged_files_are_read_once_and_changed_ones_again(tmp_path, forgotte
     stat = os.stat(paths[1])
     time.sleep(0.02)  # the time of its last change differs
     paths[1].write_text("c\nb\n")
-    os.utime(
-        paths[1], ns=(stat.st_atime_ns, stat.st_mtime_ns)
-    )  # the same size and modification time
+    # The same size and modification time.
+    os.utime(paths[1], ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert hash_files(paths, index)[1] != first[1] and files_read[3:] == ["b"]
 
 

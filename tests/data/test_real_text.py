@@ -36,9 +36,8 @@ def test_multi30k_from_files_to_batches(real_data, tmp_path):
     assert len(pairs) == 1000 and [t for _, t in pairs] == references
     tokenizer = corpus.tokenizers.target
     unchanged = sum(tokenizer.decode(tokenizer.encode(t)) == t for t in references)
-    assert unchanged >= 0.97 * len(
-        references
-    )  # the others contain characters that nmt_nfkc normalizes
+    # The others contain characters that nmt_nfkc normalizes.
+    assert unchanged >= 0.97 * len(references)
 
     batches = Batches(corpus.train, config.data, seed=0)
     filled = [batches.batch(k) for k in range(batches.updates_per_epoch)]

@@ -100,9 +100,8 @@ def test_changed_byte_is_detected_on_open(tmp_path, part, opened):
     about, data = path.stat(), bytearray(path.read_bytes())
     data[2] ^= 1
     path.write_bytes(data)
-    os.utime(
-        path, ns=(about.st_atime_ns, about.st_mtime_ns)
-    )  # as after a copy that preserves times
+    # As after a copy that preserves times.
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
     for _ in range(2):
         with refused(f"{tmp_path}/s", f"source.{part}", "meta.json"):
             TokenStore.open(tmp_path / "s")

@@ -197,9 +197,8 @@ def test_stages_do_not_change_samples():
 def test_nucleus_is_the_smallest_set_with_the_probability(top_p):
     rng = np.random.default_rng(1)
     smooth = rng.normal(0, 3, (6, 1000))
-    tied = (
-        np.round(rng.normal(0, 1, (6, 1000)) * 2) / 2
-    )  # 0.5 apart: ties of up to a fifth of the vocabulary
+    # 0.5 apart: ties of up to a fifth of the vocabulary.
+    tied = np.round(rng.normal(0, 1, (6, 1000)) * 2) / 2
     weights = np.exp(-np.sort(-np.concatenate([smooth, tied, np.zeros((1, 1000))])))
     weights[:, 950:] = 0
     sizes = np.asarray(nucleus_size(jnp.cumsum(weights.astype(np.float32), -1), top_p))

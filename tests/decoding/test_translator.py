@@ -33,9 +33,8 @@ def small_model():
     row = params["shared_embedding"]["table"][1]
     table = params["shared_embedding"]["table"].at[1].set(row * 3.0)
     params = params | {"shared_embedding": {"table": table}}
-    lines = [s for s, _ in toy.pairs("test", 60) if 16 < len(tokenizer.encode(s)) < 32][
-        :20
-    ]  # one shape: fewer programs
+    # One shape: fewer programs.
+    lines = [s for s, _ in toy.pairs("test", 60) if 16 < len(tokenizer.encode(s)) < 32][:20]
     assert len(lines) == 20
     return model, params, TokenizerPair(tokenizer, tokenizer), lines
 

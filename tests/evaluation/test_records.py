@@ -169,9 +169,8 @@ def test_each_test_set_has_its_own_record(copy, text, capsys):
     assert main(command) == 0
     out = capsys.readouterr().out
     first, second = sorted((copy / "eval").glob("*.json"))
-    assert first.stem.startswith("t16-4-") and second.stem.startswith(
-        "t17-4-"
-    )  # not test sets of the run's own config
+    # Not test sets of the run's own config.
+    assert first.stem.startswith("t16-4-") and second.stem.startswith("t17-4-")
     assert out.index(f"record: {first}") < out.index(f"record: {second}")
     assert_names(out, "t16", "3 sentences", "t17", "2 sentences")
     assert json.loads(second.read_text())["split"] == "t17"

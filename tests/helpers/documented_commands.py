@@ -176,9 +176,8 @@ def with_its_requests(command: str) -> str:
 def run_programs(folder: Path, pages: list[str]) -> None:
     """Runs the pages' Python programs."""
     for page in pages:
-        if (
-            page == "docs/extending.md"
-        ):  # parts of files: tests/models/test_extending.py and others run them
+        # Parts of files: tests/models/test_extending.py and others run them.
+        if page == "docs/extending.md":
             continue
         for number, program in enumerate(programs_of(page)):
             if "sys.argv" in program:  # a test of its own gives it its arguments

@@ -94,9 +94,8 @@ class _Server(http.server.ThreadingHTTPServer):
     request_queue_size = 128  # clients that start at once
 
     def handle_error(self, request, address) -> None:
-        if not isinstance(
-            sys.exception(), ConnectionError
-        ):  # clients drop requests whose answer they no longer need
+        # Clients drop requests whose answer they no longer need.
+        if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, address)
 
 

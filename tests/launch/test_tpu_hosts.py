@@ -110,9 +110,8 @@ def test_run_status_and_resume_on_a_tpu_vm(cloud):
     assert result.returncode == 0, result.stderr
     assert not (folder / "host" / "t2t.env").exists()
     wait_for(lambda: status(cloud) == "running", "the command runs")
-    again = launch(
-        "tpu_vm", "resume", "--", *command, cloud=cloud
-    )  # two runs never share the chips
+    # Two runs never share the chips.
+    again = launch("tpu_vm", "resume", "--", *command, cloud=cloud)
     assert again.returncode != 0
     assert (folder / "host" / "t2t_flax" / "launch" / "README.md").exists() and "-e .[tpu]" in (
         folder / "python3"

@@ -121,8 +121,7 @@ def test_bfloat16_softmax_keeps_its_weights_alone_for_the_gradient():
 
 def test_dropout_in_bfloat16_keeps_the_mean():
     noise = Noise(jnp.array([1, 2], jnp.uint32), jnp.arange(64, dtype=jnp.uint32))
-    x = jnp.full(
-        (64, 1024), 4.0, jnp.bfloat16
-    )  # 4 / 0.9 = 4.4444: bfloat16 holds 4.4375, which times 1.109375 is not
+    # 4 / 0.9 = 4.4444: bfloat16 holds 4.4375, which times 1.109375 is not.
+    x = jnp.full((64, 1024), 4.0, jnp.bfloat16)
     survivors = np.asarray(Dropout(0.1).apply({}, x, noise).astype(jnp.float32))
     assert set(np.unique(survivors)) == {0.0, float(jnp.bfloat16(4 / 0.9))}

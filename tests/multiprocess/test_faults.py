@@ -30,9 +30,8 @@ def test_hung_process_is_reported_and_ends_the_run(tmp_path, cache, count):
     workdir = tmp_path / "run"
     # Longer than an update on a busy machine, shorter than the heartbeat timeout.
     timeouts = dict(distributed_hang_timeout=15, distributed_heartbeat_timeout=120)
-    quiet = dict(
-        eval_every_steps=0, checkpoint_every_steps=100_000
-    )  # in the first save the timeout does not apply
+    # In the first save the timeout does not apply.
+    quiet = dict(eval_every_steps=0, checkpoint_every_steps=100_000)
     arguments = command(workdir, cache, **TWO, **timeouts, **quiet, train_steps=100_000)
     with Processes(tmp_path / "logs", count, arguments) as processes:
         processes.wait_for_step(workdir, 5)

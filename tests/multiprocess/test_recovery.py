@@ -172,15 +172,13 @@ def test_second_ctrl_c_exits_at_once(tmp_path, cache):
             )
             before = checkpoints(workdir)
             processes.all[0].send_signal(signal.SIGINT)
-            while is_pending(
-                processes.all[0].pid, signal.SIGINT
-            ):  # two that are pending would be one
+            # Two that are pending would be one.
+            while is_pending(processes.all[0].pid, signal.SIGINT):
                 time.sleep(0.001)
             processes.all[0].send_signal(signal.SIGINT)
             code = processes.wait()
-        if code != [75] and before == checkpoints(
-            workdir
-        ):  # else the first was saved before the second arrived
+        # Else the first was saved before the second arrived.
+        if code != [75] and before == checkpoints(workdir):
             break
     assert code == [130], processes.outputs()
     assert before == checkpoints(workdir)

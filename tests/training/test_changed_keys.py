@@ -165,9 +165,8 @@ def test_change_of_any_immutable_key_is_refused_and_changes_nothing(trained, tmp
 )
 def test_refused_change_of_a_mutable_key_changes_nothing(key, value, named, trained, tmp_path):
     workdir = trained("wsd", tmp_path / "run")
-    (workdir / "complete.json").write_text(
-        "{}"
-    )  # damaged, so the final evaluation is to be repeated
+    # Damaged, so the final evaluation is to be repeated.
+    (workdir / "complete.json").write_text("{}")
     (workdir / "diverged.json").write_text("{}")
     kept = content(workdir)
     config = config_lib.resolve(

@@ -70,9 +70,8 @@ def live_bytes() -> int:
 
 @pytest.mark.slow
 def test_averaging_holds_at_most_two_trees(six, monkeypatch):
-    monkeypatch.setattr(
-        "t2t_flax.training.checksums._SMALL", 0
-    )  # NumPy's copies of small trees stay with them
+    # NumPy's copies of small trees stay with them.
+    monkeypatch.setattr("t2t_flax.training.checksums._SMALL", 0)
     tree_bytes = sum(x.nbytes for x in jax.tree.leaves(load(six, step=6, overrides=HERE).params))
     before, live = live_bytes(), []
     original = checkpoint_selection.restore_params

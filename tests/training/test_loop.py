@@ -63,9 +63,8 @@ def test_metrics_of_updates_and_evaluations(uninterrupted):
         assert name in update
     assert set(update["seconds"]) >= {"compile", "data", "step"}
     assert 0 < update["mfu_useful_measured"] <= update["mfu_hardware_measured"]
-    assert not any(
-        name.endswith("data_sheet") for name in update
-    )  # there is no data sheet for a CPU, so no MFU
+    # There is no data sheet for a CPU, so no MFU.
+    assert not any(name.endswith("data_sheet") for name in update)
     valid = [line for line in lines if "valid_nll" in line]
     assert [line["step"] for line in valid] == [6, 12]  # eval.every_steps
     assert 0 < valid[0]["valid_accuracy"] < 1

@@ -34,9 +34,8 @@ def test_age_begins_with_the_process():
     age = float(
         subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True).stdout
     )
-    assert (
-        1.0 <= age <= time.monotonic() - before + 0.02
-    )  # the kernel counts hundredths of a second
+    # The kernel counts hundredths of a second.
+    assert 1.0 <= age <= time.monotonic() - before + 0.02
 
 
 def test_time_is_added_up_by_bucket():

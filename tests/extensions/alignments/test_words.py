@@ -28,9 +28,8 @@ def words_by_position(model: SentencePieceTokenizer, text: str) -> list[int]:
     """Return the word in which each piece begins, by the byte that SentencePiece reports."""
     content = text.encode()
     pieces = model._processor.encode(text, out_type="proto").pieces
-    return [
-        content[: piece.begin + 1].count(b" ") for piece in pieces
-    ]  # a piece may begin with the space before its word
+    # A piece may begin with the space before its word.
+    return [content[: piece.begin + 1].count(b" ") for piece in pieces]
 
 
 def test_ids_of_long_words_are_not_kept():

@@ -33,9 +33,8 @@ def t2t(monkeypatch, capsys):
 @pytest.mark.smoke
 @pytest.mark.parametrize("n_best", [1, 2])
 def test_resumed_output_equals_an_uninterrupted_one(run, t2t, tmp_path, n_best, monkeypatch):
-    monkeypatch.setenv(
-        PROGRESS, str(tmp_path / "saved")
-    )  # a launcher restarts what has saved something
+    # A launcher restarts what has saved something.
+    monkeypatch.setenv(PROGRESS, str(tmp_path / "saved"))
     (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(11)))
     (tmp_path / "starts").write_text("".join(f"{i}: \n" for i in range(11)))
     command = ["--input=in", "--prefix=starts", f"--n-best={n_best}", "--scores"]

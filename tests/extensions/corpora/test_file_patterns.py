@@ -45,9 +45,8 @@ def test_files_are_paired_and_read_in_the_order_of_their_names(folder, spec):
         ("", spec.replace("*/", f"{folder}/*/").replace("train", f"{folder}/train")),
     ):
         source = open_en_de(of_root, root)
-        assert source.where(2).count("10") >= 2 and source.where(2).endswith(
-            "line 1"
-        )  # without reading before
+        # Without reading before.
+        assert source.where(2).count("10") >= 2 and source.where(2).endswith("line 1")
         assert list(source.pairs()) == list(source.pairs()) == expected and source.count == 3
         assert len(source.files) == 6 and source.where(1).endswith("de line 2")
 

@@ -102,9 +102,8 @@ def test_a_browser_shows_heat_maps_and_curves(browser, page):
             return [c.width, c.height, at(0, 11), at(29, 11), at(0, 10), at(29, 10)]; }"""
         )
         assert colors[:2] == [STEPS, 1 + 2 * LAYERS]
-        assert (
-            colors[2] != colors[3] and colors[4] == colors[5]
-        )  # the fault is seen, and only there
+        # The fault is seen, and only there.
+        assert colors[2] != colors[3] and colors[4] == colors[5]
         box = shown.locator("#heat").bounding_box()
         shown.mouse.move(
             box["x"] + box["width"] - 2, box["y"] + 11.5 * box["height"] / (1 + 2 * LAYERS)

@@ -124,9 +124,8 @@ def test_directions_come_back(workdir, tmp_path, kind, capsys):
     assert run.tokenizers.digest == ours.tokenizers.digest
     for language in ("de", "en"):
         (a,), (b,) = (r.score([(f"<2{language}> {TEXT}", "Es ist.")]) for r in (run, ours))
-        assert a.log_prob == pytest.approx(
-            b.log_prob, abs=0.1
-        )  # Marian's norms have another epsilon
+        # Marian's norms have another epsilon.
+        assert a.log_prob == pytest.approx(b.log_prob, abs=0.1)
     with refused("de, en"):
         run.translate([TEXT])
     test_set = ["--config.data.test=de-en=toy:test:2", "--config.languages.directions=by_name"]

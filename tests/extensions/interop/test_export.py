@@ -16,13 +16,14 @@ from t2t_flax.extensions.interop.safetensors_file import (
 )
 
 VOCAB = 37
+# <s>: no start token, a word as any other.
 WORDS = [
     "<pad>",
     "</s>",
     "<unk>",
     "<s>",
     *(f"w{i}" for i in range(4, VOCAB)),
-]  # <s>: no start token, a word as any other
+]
 VARIANTS = {
     "paper": {},
     "pre": dict(
@@ -101,9 +102,8 @@ def test_log_probabilities_equal_ours(name, tmp_path):
         *([[WORDS[i] for i in ids] for ids in side] for side in zip(*pairs, strict=True))
     )
     for row, result in zip(gold, scored, strict=True):
-        atol = (
-            1e-4 + 1e-5 * np.abs(row).max()
-        )  # without a final norm logits of 100 are rounded to 1e-5 of that
+        # Without a final norm logits of 100 are rounded to 1e-5 of that.
+        atol = 1e-4 + 1e-5 * np.abs(row).max()
         np.testing.assert_allclose(
             row[: len(result.log_probs)], result.log_probs, rtol=1e-4, atol=atol
         )

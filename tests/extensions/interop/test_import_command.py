@@ -65,9 +65,8 @@ def test_safetensors_come_back_exactly(workdir, imported, capsys):
         np.testing.assert_array_equal(flat(run)[path], x, err_msg=path)
     again = folder.parent / "again"
     assert main(["export", f"--workdir={folder}", "--format=safetensors", f"--output={again}"]) == 0
-    read = [
-        read_safetensors(path / "model.safetensors") for path in (exported, again)
-    ]  # of its metadata the order varies
+    # Of its metadata the order varies.
+    read = [read_safetensors(path / "model.safetensors") for path in (exported, again)]
     assert read[0][1] == read[1][1] and flatten(read[0][0]).keys() == flatten(read[1][0]).keys()
     assert main(["evaluate", f"--workdir={folder}", "--config.data.test=toy:test:4"]) == 0
     assert (
@@ -80,10 +79,11 @@ def test_ctranslate2_folder_comes_back(workdir, imported):
     pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
     exported, folder = imported("ctranslate2")
     ours, run = t2t_flax.load(workdir), t2t_flax.load(folder)
+    # Which the format does not have.
     given = {
         "pad_vocab_to_multiple": 1,
         "dropout": run.config.model.dropout,
-    }  # which the format does not have
+    }
     assert run.config.model == dataclasses.replace(ours.config.model, **given)
     assert (run.config.data.source_language, run.config.data.target_language) == ("en", "de")
     assert [t.text for t in run.translate(LINES)] == [t.text for t in ours.translate(LINES)]

@@ -66,9 +66,8 @@ def write_model(folder, keys):
     models = [sentencepiece([pair[side] for pair in pairs], 90 + 10 * side) for side in (0, 1)]
     separate = not keys.get("share_encoder_decoder_embeddings", True)
     lists = [pieces_of(model) for model in models]
-    if (
-        separate
-    ):  # each has its own pieces, in as many rows as the other, so that padding has one number
+    # Each has its own pieces, in as many rows as the other, so that padding has one number.
+    if separate:
         width = min(map(len, lists))
         lists = [pieces[:width] for pieces in lists]
         size = write_vocabulary(folder / "target_vocab.json", lists[1])
@@ -316,9 +315,8 @@ def test_languages_of_opus_are_read(opus, tmp_path):
             f">>{language}<< {LINES[0]}",
             f">>{language}<<{LINES[0]}",
         ):
-            pair = encode_pair(
-                loaded, loaded.in_language(text, "deu"), "x"
-            )  # a text that has its tag gets no second one
+            # A text that has its tag gets no second one.
+            pair = encode_pair(loaded, loaded.in_language(text, "deu"), "x")
             expected = [pieces[i] for i in theirs(f">>{language}<< {LINES[0]}").input_ids]
             assert loaded.tokenizers.source.pieces(pair.source) == expected
     with refused("deu, fra"):

@@ -68,9 +68,8 @@ def test_every_pair_is_drawn_equally_often():
     drawn = Counter(
         text for seed in range(2000) for text, _ in RandomPairs(Rows(10), "x", 3, seed).pairs()
     )
-    assert all(520 < drawn[str(i)] < 680 for i in range(10)), (
-        drawn
-    )  # 600 expected, 20 the standard deviation
+    # 600 expected, 20 the standard deviation.
+    assert all(520 < drawn[str(i)] < 680 for i in range(10)), drawn
 
 
 def test_a_sample_depends_on_seed_and_name():

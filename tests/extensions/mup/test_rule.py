@@ -82,9 +82,8 @@ def test_lookups_logits_and_scores_grow_as_in_table_8(model, width=4):
     assert own * norm.initial * output.initial * initial == pytest.approx(1 / width)
     assert by_kind["matrices"].rate == pytest.approx(1 / width)
     queries = by_kind["queries"]
-    assert width**-0.5 * queries.initial == pytest.approx(
-        1 / width
-    )  # heads are wider here, by as much as all else
+    # Heads are wider here, by as much as all else.
+    assert width**-0.5 * queries.initial == pytest.approx(1 / width)
     assert queries.rate == pytest.approx(queries.initial / width)
 
 

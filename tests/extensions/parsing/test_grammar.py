@@ -81,9 +81,8 @@ def test_every_output_is_a_tree_if_there_is_room_for_one(sentences, options):
         assert found
         for text, finished in found:
             assert finished and is_tree(text, count), text
-            assert not {"(X", ")Y", "<unk>"} & set(
-                text.split()
-            )  # a label that cannot be closed, or opened
+            # A label that cannot be closed, or opened.
+            assert not {"(X", ")Y", "<unk>"} & set(text.split())
 
 
 def test_where_there_is_no_room_words_get_tags_as_far_as_it_goes():

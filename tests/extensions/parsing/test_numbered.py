@@ -79,9 +79,8 @@ def test_tags_have_all_numbers_and_other_symbols_are_unknown():
     }  # fmt: skip
     ids = symbols.encode("(S NN VB # (X NN")
     assert ids[2] == ids[4] == UNK and symbols.decode(ids) == "(S NN <unk> # <unk> NN"
-    assert symbols.pieces(ids[-1:]) == [
-        "NN#0"
-    ]  # an unknown tag counts as a word, an unknown bracket does not
+    # An unknown tag counts as a word, an unknown bracket does not.
+    assert symbols.pieces(ids[-1:]) == ["NN#0"]
 
 
 def test_files_are_read_back(tmp_path):

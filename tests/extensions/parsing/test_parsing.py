@@ -108,9 +108,8 @@ def test_scores_and_their_interval():
     )
     assert any("F1" in line for line in task.summary(scores | {"perplexity": 1.0}))
     predictions = task.predictions(sources, broken, [targets])
-    compared = Predictions(
-        predictions.hypotheses, predictions.references
-    )  # the only texts in a record
+    # The only texts in a record.
+    compared = Predictions(predictions.hypotheses, predictions.references)
     statistics = task.metric("f1").statistics(compared, task.config)
     assert statistics.corpus_score == pytest.approx(scores["f1"]["score"], abs=1e-4)
 

@@ -183,9 +183,8 @@ def test_data_parallel_tpu_program_calls_fused_attention_and_exchanges_no_more(p
         plan("v5e:2x2", *wide),
         plan("v5e:2x2", *wide, "--config.model.attention_kernel=splash"),
     )
-    assert splash["train"]["custom_calls"] == {
-        "tpu_custom_call": 6
-    }  # forward and backward, of three attentions
+    # Forward and backward, of three attentions.
+    assert splash["train"]["custom_calls"] == {"tpu_custom_call": 6}
     assert not einsum["train"]["custom_calls"]
     assert bytes_by_kind(splash) == bytes_by_kind(einsum)
 
@@ -234,9 +233,8 @@ def test_gpu_program_reduces_its_gradients_once(plan):
 def test_gpu_program_calls_fused_attention(plan):
     calls = plan("h100-8")["train"]["custom_calls"]
     kernels = {name: count for name, count in calls.items() if name.startswith("__cudnn$fmha")}
-    assert len(kernels) == 2 and set(kernels.values()) == {
-        3
-    }  # forward and backward, of three attentions
+    # Forward and backward, of three attentions.
+    assert len(kernels) == 2 and set(kernels.values()) == {3}
 
 
 @gpu

@@ -19,9 +19,8 @@ PLANS = [plan for record in RECORDS for plan in json.loads(record.read_text())]
 def test_recorded_programs_fit_in_memory_with_their_state(plan):
     train = plan["train"]
     assert train["fits"] and train["memory"]["peak"] < plan["usable_bytes"]
-    padded = (
-        1.001 if plan["mesh"]["fsdp"] == 1 else 1.5
-    )  # parts of arrays are padded to whole tiles
+    # Parts of arrays are padded to whole tiles.
+    padded = 1.001 if plan["mesh"]["fsdp"] == 1 else 1.5
     assert 1 <= train["memory"]["argument"] / plan["state_bytes"] < padded
     line = roofline(
         parse(plan["topology"]),

@@ -250,9 +250,8 @@ def test_clients_without_a_key_keep_no_large_request_of_others_waiting(run, monk
         without = pool.submit(server.post, "/translate", data=LARGE)
         assert begun.wait(250)
         assert server.post("/translate", LARGE).status_code == 429
-        assert (
-            server.post("/translate", LARGE, headers=with_key("right")).status_code == 400
-        )  # its line is too long
+        # Its line is too long.
+        assert server.post("/translate", LARGE, headers=with_key("right")).status_code == 400
         gate.set()
         assert without.result().status_code == 403
 

@@ -112,9 +112,8 @@ def test_lease_of_a_dead_local_process_is_free_at_once(lost):
 
 def test_holder_that_creates_its_lease_during_the_wait_is_respected(lost, monkeypatch):
     elsewhere(1)
-    monkeypatch.setattr(
-        leases.log, "warning", lambda *said: elsewhere(2, token="new")
-    )  # said when the wait begins
+    # Said when the wait begins.
+    monkeypatch.setattr(leases.log, "warning", lambda *said: elsewhere(2, token="new"))
     with refused(RUN, "process 12", "tpu-7"):
         locks.lock_folder(RUN, "train")
 
@@ -135,9 +134,8 @@ def test_lease_is_held_though_the_answer_of_the_store_was_lost(lost, monkeypatch
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="needs a clock that counts sleep")
 def test_a_lease_is_lost_while_the_machine_sleeps(tmp_path, monkeypatch):
     lost, asleep, clock = [], threading.Event(), time.clock_gettime
-    monkeypatch.setattr(
-        leases, "BEAT", 2.0
-    )  # the holder looks at the clock before its next renewal
+    # The holder looks at the clock before its next renewal.
+    monkeypatch.setattr(leases, "BEAT", 2.0)
     monkeypatch.setattr(leases.Lease, "_lose", lambda self, what: lost.append(what))
     monkeypatch.setattr(
         time,

@@ -225,9 +225,8 @@ def test_machine_is_divided(monkeypatch):
     eight = [r.environment for r in divide_machine(8)]
     assert [e["CUDA_VISIBLE_DEVICES"] for e in eight] == ["0", "0", "1", "1", "2", "2", "3", "3"]
     assert eight[0]["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.450"
-    assert (
-        eight[0]["XLA_CLIENT_MEM_FRACTION"] == ""
-    )  # also where the user has set it: JAX refuses both
+    # Also where the user has set it: JAX refuses both.
+    assert eight[0]["XLA_CLIENT_MEM_FRACTION"] == ""
     refused_command(["sweep", f"--config={TOY}", "--workdir=s", "--parallel=3"], "--parallel=3")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4, 7, 9, 12}, raising=False)

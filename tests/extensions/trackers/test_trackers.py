@@ -50,9 +50,8 @@ def test_resumed_run_sends_each_number_once(tmp_path, memory, killed_at, checkpo
 def test_what_a_killed_run_had_queued_is_sent_when_it_resumes(tmp_path, memory, monkeypatch):
     opened = threading.Event()
     monkeypatch.setitem(hook.CLIENTS, "wandb", lambda run, id: opened.wait(250))
-    write_run(
-        tmp_path, config_of("wandb"), 1, 6, close=False
-    )  # killed while the tracker still opened
+    # Killed while the tracker still opened.
+    write_run(tmp_path, config_of("wandb"), 1, 6, close=False)
     monkeypatch.setitem(hook.CLIENTS, "wandb", memory.open)
     write_run(tmp_path, config_of("wandb"), 5, 8)
     assert sorted(memory.sent()) == expected(8)
@@ -139,9 +138,8 @@ def test_files_of_a_remote_workdir_are_uploaded_meanwhile_and_at_the_end(
     remote = tmp_path / "run"
     run = write_run(remote, config_of("tensorboard,wandb"), 1, 4, close=False)
     until = time.monotonic() + 200.0
-    while (
-        not list(remote.glob("tensorboard/*")) and time.monotonic() < until
-    ):  # its thread writes the file
+    # Its thread writes the file.
+    while not list(remote.glob("tensorboard/*")) and time.monotonic() < until:
         time.sleep(0.1)
     assert list(remote.glob("tensorboard/*"))
     call_hooks(run, "end", 4, {"test_sacrebleu": 27.5})
