@@ -77,7 +77,6 @@ def train(
     from t2t_flax.tasks import task_of
     from t2t_flax.training import loop, precision
     from t2t_flax.training import workdir as workdir_lib
-    from t2t_flax.training.hooks import check_hooks
     from t2t_flax.training.model_summary import describe_run
     from t2t_flax.training.progress import bars
     from t2t_flax.training.setup import set_up_training
@@ -97,7 +96,8 @@ def train(
             return result
 
         # Refusals, before anything is written.
-        check_hooks(config)
+        for keys in config.extension_groups.values():
+            keys.check_installed()
         decoded = config.data.valid_sets if config.eval.decode_every_steps else ()
         check_scores(config, [*decoded, *config.data.test_sets], group)
         config = precision.with_precision(config, workdir, group)

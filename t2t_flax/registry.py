@@ -7,7 +7,7 @@ needs, and resolving a config does not import JAX.
 
 import dataclasses
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 
@@ -61,6 +61,8 @@ class ModelForm:
 
 
 LINES, OUTPUTS = "source lines", "outputs"
+REPEATED_WORKDIR = "repeated --workdir"
+"""Name in FLAGS of the second and later --workdir; its row sets a key to their list."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,24 +142,44 @@ class Table(dict[str, Row]):
         return map(self.load, self)
 
 
-class Features(dict[str, tuple[str, ...]]):
-    """Modules by the config keys that activate them; inactive ones are not imported."""
+class Group:
+    """Config keys `config.NAME.KEY` of an extension, and what they do in a run.
 
-    def add(self, module: str, *when: str) -> None:
-        """Add a module that is active if one of the keys is set.
+    Subclasses are frozen dataclasses whose fields `config.keys.key` makes. Methods look at the keys
+    and import modules only where they are needed.
+    """
 
-        Args:
-            when: dotted names of keys. A key is set if its value, or an item of a tuple, is truthy.
+    def check(self, config: Any) -> None:
+        """Raise UserError for an impossible combination of keys."""
+
+    def check_change(self, stored: Any, given: Any, step: int) -> None:
+        """Raise UserError for changed keys that a run cannot take over after update `step`."""
+
+    def check_installed(self) -> None:
+        """Raise UserError, before a training begins, if a package is missing."""
+
+    def data_hook(self, config: Any) -> Any:
+        """Return a `data.hooks.DataHook`, which changes the data of a run, or None."""
+        return None
+
+    def parameters(self, config: Any) -> Any:
+        """Return the `training.parameters.Parameters` of a run, or None. A config has one."""
+        return None
+
+    def training_hooks(self, setup: Any, progress: Any, processes: Any) -> Sequence[Any]:
+        """Return the `training.hooks.Hook` objects of a run that is restored and compiled.
+
+        It may compile programs, or raise UserError.
         """
-        self[module] = when
+        return ()
 
-    def of(self, config: Any) -> Iterator[Any]:
-        """Import and yield the modules that are active with this config."""
-        load_extensions()
-        for module, when in self.items():
-            values = map(config.value, when)
-            if any(any(value) if isinstance(value, tuple) else value for value in values):
-                yield importlib.import_module(module)
+    def step_change(self, config: Any) -> Any:
+        """Return a `decoding.batches.StepChange`, which changes a step of decoding, or None."""
+        return None
+
+    def ensemble(self, loaded: Any, choice: Any, overrides: Any, processes: Any) -> Any:
+        """Return the model that decodes in place of a `loaded` one; see `evaluation.restore.load`."""
+        return loaded
 
 
 COMMANDS = Table({
@@ -194,13 +216,6 @@ SEARCHES = Table({
 The type is `decoding.search_loop.Search`. A sentence has one hypothesis with greedy, decode.n_best
 with sample, and decode.beam_size with others.
 """
-STEPS = Features()
-"""Modules that change a step of decoding, with two functions.
-
-`step(inner, config, tokenizers)` wraps a `decoding.translator.DecodeStep` and returns another one.
-`prepare(config, tokenizers, lines, first_line)` returns source lines as the model reads them, and
-arrays [lines, ...] by name for `Sentences.more`.
-"""
 SOURCES = Table(
     {
         "toy": SourceForm(
@@ -227,13 +242,6 @@ Files in other formats are SentencePiece models.
 """
 MODEL_FORMS: Table[ModelForm] = Table()
 """Forms of models that --workdir may name in place of a run."""
-ENSEMBLES = Features()
-"""Module for models that decode together with a run; at most one.
-
-Repeated --workdir flags set its only key: the other models, separated by commas. The function
-`extend(loaded, choice, overrides, group)` returns one `TrainedModel` for all models, see
-`evaluation.restore.load`.
-"""
 TASKS = Table({"translation": "t2t_flax.tasks.translation:Translation"})
 """Choices of data.task: subclasses of `tasks.Task`."""
 METRICS: Table[MetricRow] = Table()
@@ -246,12 +254,6 @@ ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
 A kernel's module has PLATFORM ("gpu" or "tpu"), `takes(q, k, v, mask)` and
 `attend(q, k, v, mask, scaled=...)`. Its functions `unavailable()` and `slower(length)` return a
 reason or "".
-"""
-PARAMETERS = Features()
-"""Modules that change which parameters a run has and trains; a config may use one.
-
-They have `parameters(config) -> training.parameters.Parameters` and `explain(config)`, which
-returns lines for the command `explain`.
 """
 MIXERS = Table({"attention": "t2t_flax.models.attention:SelfAttention"})
 """Choices of model.mixer; see `t2t_flax.models.attention`."""
@@ -291,28 +293,15 @@ It turns gradients into a direction. Weight decay and the learning rate follow i
 all. An optimizer with its own average of the parameters returns a
 `training.optimizer.AveragingDirection` and ignores optimizer.ema_decay.
 """
-DATA_HOOKS = Features()
-"""Modules with `hook(config) -> data.hooks.DataHook`."""
 FLAGS: Table[Flag] = Table()
 """Flags that extensions add to commands of the core or of other extensions."""
-HOOKS = Features()
-"""Modules with training hooks.
-
-`hooks(setup, progress, group)` returns a list of `training.hooks.Hook`. The function
-`check_installed(config)` is optional.
-"""
 OBJECT_STORAGE: Table[str] = Table()
 """Module for paths in object stores; at most one row.
 
 It has a function of the same name for each function with the decorator `files.dispatch_by_storage`.
 """
-GROUPS: Table[type] = Table()
-"""Groups of config keys (`config.NAME.KEY`) that extensions declare.
-
-They are frozen dataclasses whose fields `config.keys.key` makes. Two optional methods raise
-UserError: `check(self, config)` for an impossible combination, and `check_change(self, stored,
-given, step)` for a change of mutable keys that a run cannot take over after update `step`.
-"""
+GROUPS: Table[type[Group]] = Table()
+"""Groups of config keys that extensions declare."""
 
 
 def load_extensions() -> None:

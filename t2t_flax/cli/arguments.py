@@ -15,7 +15,7 @@ from typing import Any
 from t2t_flax.errors import UserError
 from t2t_flax.files import expand_home, is_remote, is_write_refused
 from t2t_flax.model_forms import is_name
-from t2t_flax.registry import ENSEMBLES, FLAGS, LINES, MODEL_FORMS, load_extensions
+from t2t_flax.registry import FLAGS, LINES, MODEL_FORMS, REPEATED_WORKDIR, load_extensions
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys`"
@@ -59,16 +59,18 @@ class _StoreOnce(argparse._StoreAction):
 
 
 class _StoreSeveral(argparse.Action):
-    """Store the first workdir, and the others in `further_workdirs`.
+    """Store the first workdir, and a list of the others as the flag REPEATED_WORKDIR.
 
-    The others are refused unless an extension reads them.
+    The others are refused unless an extension has this flag.
     """
 
     def __call__(self, parser, namespace, values, option_string=None):
         if getattr(namespace, "workdir", None) is None:
             namespace.workdir = values
-        elif ENSEMBLES:
-            namespace.further_workdirs = [*getattr(namespace, "further_workdirs", []), values]
+        elif REPEATED_WORKDIR in FLAGS:
+            name = _attribute(REPEATED_WORKDIR)
+            others = getattr(namespace, name, None)
+            setattr(namespace, name, f"{others},{values}" if others else values)
         else:
             parser.error("--workdir is given twice.")
 
@@ -118,13 +120,6 @@ def parse(
     if "average" in args and args.best and (args.step is not None or args.average):
         flag = "--average" if args.average else "--step"
         raise UserError(f"--best and {flag} choose different checkpoints: give one of them.")
-    if "further_workdirs" in args:
-        ((name,),) = ENSEMBLES.values()
-        if name in overrides:
-            raise UserError(
-                f"--config.{name} and further --workdir flags name the same: give one of them."
-            )
-        overrides[name] = ",".join(args.further_workdirs)
     return args, overrides
 
 
@@ -153,11 +148,11 @@ def add_workdir(
     """Add `--workdir`, required.
 
     Args:
-        several: further ones name models that decode together, if an extension adds that.
+        several: whether it may be repeated, if an extension has the flag REPEATED_WORKDIR.
     """
     text = help_text or workdir_help()
-    if several and ENSEMBLES:
-        text += "; given several times: models that decode together"
+    if several and REPEATED_WORKDIR in FLAGS:
+        text += f"; given several times: {FLAGS[REPEATED_WORKDIR].summary}"
     options: dict[str, Any] = {"action": _StoreSeveral} if several else {}
     arguments.add_argument("--workdir", required=True, metavar="DIR", help=text, **options)
 

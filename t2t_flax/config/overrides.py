@@ -32,7 +32,7 @@ from t2t_flax.config.schema import (
 from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json
 from t2t_flax.language import Language
-from t2t_flax.registry import GROUPS, SOURCES
+from t2t_flax.registry import SOURCES
 
 log = logging.getLogger("t2t_flax")
 NOT_A_CONFIG = (
@@ -302,10 +302,8 @@ def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Va
 
 def check_changes(stored: Config, given: Config, step: int) -> None:
     """Raise UserError if a run cannot change a mutable key after update `step`."""
-    for name in GROUPS:
-        group = given.group(name)
-        if hasattr(group, "check_change"):
-            group.check_change(stored, given, step)
+    for group in given.extension_groups.values():
+        group.check_change(stored, given, step)
 
 
 def format_differences(
@@ -385,10 +383,8 @@ def check_combinations(c: Config) -> None:
     _check_data(c)
     _check_decode(c)
     _check_mesh(c.mesh)
-    for name in GROUPS:
-        group = c.group(name)
-        if hasattr(group, "check"):
-            group.check(c)
+    for group in c.extension_groups.values():
+        group.check(c)
 
 
 def _check_keys_are_read(c: Config) -> None:

@@ -35,7 +35,15 @@ from t2t_flax.config.keys import (
 )
 from t2t_flax.config.model_keys import Model
 from t2t_flax.errors import UserError
-from t2t_flax.registry import DECODERS, GROUPS, OPTIMIZERS, SCHEDULES, SEARCHES, load_extensions
+from t2t_flax.registry import (
+    DECODERS,
+    GROUPS,
+    OPTIMIZERS,
+    SCHEDULES,
+    SEARCHES,
+    Group,
+    load_extensions,
+)
 
 HIGHER_IS_BETTER = {"nll": False, "loss": False, "ppl": False, "accuracy": True}
 """Direction of each metric, by its name in eval.metric.
@@ -459,6 +467,12 @@ class Config:
     seed: Seed = field(default_factory=Seed)
     extensions: tuple[tuple[str, Value], ...] = ()
     """Groups of extensions by name; a group that is not listed has its defaults."""
+
+    @property
+    def extension_groups(self) -> dict[str, Group]:
+        """Every group of an extension by name, in the order of registration."""
+        load_extensions()
+        return {name: self.group(name) for name in GROUPS}
 
     def group(self, name: str) -> Value:
         """Return the dataclass of a group of keys, in the core or an extension."""

@@ -1,4 +1,4 @@
-"""Data hooks of extensions: `hook(config)` of modules in `registry.DATA_HOOKS`."""
+"""Data hooks of extensions; see `registry.Group.data_hook`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,6 @@ from t2t_flax.data.preprocess import PairFilter
 from t2t_flax.data.sources import Source
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.registry import DATA_HOOKS
 
 
 class DataHook:
@@ -101,7 +100,9 @@ class DataHook:
 
 
 def data_hooks(config: Config) -> list[DataHook]:
-    return [module.hook(config) for module in DATA_HOOKS.of(config)]
+    """Return the hooks of a config, in the order of registration."""
+    hooks = (group.data_hook(config) for group in config.extension_groups.values())
+    return [hook for hook in hooks if hook]
 
 
 def config_of_set(config: Config, name: str) -> Config:

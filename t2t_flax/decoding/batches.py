@@ -7,6 +7,7 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from t2t_flax.config import Config, Decode, Model
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.registry import STEPS
 
 SOURCE_LENGTHS = (32, 64, 128, 256, 512, 1024)
 """Lengths to which sources are padded; longer ones to a multiple of 256."""
@@ -76,19 +76,38 @@ def encode_lines(
     return EncodedLines(sources, forced, cut, caps)
 
 
+class StepChange(Protocol):
+    """Change of a decoding step, such as a rule on the next token; usually a module."""
+
+    def step(self, inner: Any, config: Config, tokenizers: TokenizerPair) -> Any:
+        """Return a `decoding.translator.DecodeStep` that wraps another one."""
+
+    def prepare(
+        self, config: Config, tokenizers: TokenizerPair, lines: Sequence[str], first_line: int
+    ) -> tuple[Sequence[str], dict[str, np.ndarray]]:
+        """Return source lines as the model reads them, and arrays [lines, ...] by name."""
+        ...
+
+
+def step_changes(config: Config) -> dict[str, StepChange]:
+    """Return the changes of a decoding step by the groups of keys that make them."""
+    made = {name: group.step_change(config) for name, group in config.extension_groups.items()}
+    return {name: change for name, change in made.items() if change}
+
+
 def read_lines(
     config: Config, tokenizers: TokenizerPair, lines: Sequence[str], first_line: int
 ) -> tuple[Sequence[str], dict[str, np.ndarray]]:
-    """Return the text of source lines, and arrays that `registry.STEPS` read.
+    """Return the text of source lines, and arrays for `Sentences.more`.
 
-    The arrays are for `Sentences.more`. Raises UserError for a line that a step cannot read.
+    Raises UserError for a line that a `StepChange` cannot read.
 
     Args:
         first_line: number of the first line, counted from 0.
     """
     more: dict[str, np.ndarray] = {}
-    for module in STEPS.of(config):
-        lines, arrays = module.prepare(config, tokenizers, lines, first_line)
+    for change in step_changes(config).values():
+        lines, arrays = change.prepare(config, tokenizers, lines, first_line)
         more |= arrays
     return lines, more
 

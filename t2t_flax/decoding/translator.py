@@ -24,6 +24,7 @@ from t2t_flax.decoding.batches import (
     plan_batches,
     read_lines,
     round_up,
+    step_changes,
 )
 from t2t_flax.decoding.sampling import random_keys
 from t2t_flax.decoding.search_loop import (
@@ -38,7 +39,7 @@ from t2t_flax.decoding.search_loop import (
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.mesh import Params
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import DECODERS, SEARCHES, STEPS
+from t2t_flax.registry import DECODERS, SEARCHES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +111,8 @@ class Translator:
         self._strategy: Search = SEARCHES.load(config.decode.strategy)(config, tokenizers)
         self._prepare = functools.partial(read_lines, config, tokenizers)
         self._step = DecodeStep(model)
-        for module in STEPS.of(config):
-            self._step = module.step(self._step, config, tokenizers)
+        for change in step_changes(config).values():
+            self._step = change.step(self._step, config, tokenizers)
         self._compiled: set[Hashable] = set()
         self._locks: dict[Hashable, threading.Lock] = {}
 

@@ -25,7 +25,7 @@ from t2t_flax.evaluation.scoring import PairScore, score
 from t2t_flax.files import check_workdir
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import DECODERS, ENSEMBLES, FLAGS, LINES
+from t2t_flax.registry import DECODERS, FLAGS, LINES
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import (
@@ -73,7 +73,7 @@ class TrainedModel(StoredRun):
     Args:
         checkpoint: restored parameters with their steps.
         models: description of each model in records, if several decode together
-            (`registry.ENSEMBLES`). Then `model` and `params` cover all models, and everything else
+            (`registry.Group.ensemble`). Then `model` and `params` cover all models, and everything else
             belongs to the first.
         elsewhere: whether `workdir` is a folder for records of several runs, not the run's own.
     """
@@ -323,8 +323,8 @@ def load(
         )
     choice = CheckpointChoice(step, average, best, at_most)
     loaded = TrainedModel(**vars(run), checkpoint=mean(run.restore(choice, group)))
-    for module in ENSEMBLES.of(run.config):
-        loaded = module.extend(loaded, choice, overrides or {}, group)
+    for keys in run.config.extension_groups.values():
+        loaded = keys.ensemble(loaded, choice, overrides or {}, group)
     return loaded
 
 

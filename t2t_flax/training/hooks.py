@@ -1,15 +1,10 @@
-"""Training callbacks of extensions.
-
-Each module in `registry.HOOKS` has a function `hooks(setup, progress, group)` that makes them.
-"""
+"""Training callbacks of extensions; see `registry.Group.training_hooks`."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
-from t2t_flax.registry import HOOKS
 from t2t_flax.training.parts import TrainingSetup, TrainProgress
 
 Moment = Literal["before", "update", "log", "end"]
@@ -37,13 +32,9 @@ class Hook:
 
 
 def make_hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
-    """Make the hooks of a run that is restored and compiled.
-
-    The extensions may compile programs here, or raise UserError.
-    """
-    return [
-        hook for module in HOOKS.of(setup.config) for hook in module.hooks(setup, progress, group)
-    ]
+    """Make the hooks of a run that is restored and compiled."""
+    groups = setup.config.extension_groups.values()
+    return [hook for keys in groups for hook in keys.training_hooks(setup, progress, group)]
 
 
 def call_hooks(hooks: Iterable[Hook], moment: Moment, step: int, *arguments: object) -> None:
@@ -51,12 +42,3 @@ def call_hooks(hooks: Iterable[Hook], moment: Moment, step: int, *arguments: obj
     for hook in hooks:
         if hook.moment == moment and step % hook.every == 0:
             hook.function(step, *arguments)
-
-
-def check_hooks(config: Config) -> None:
-    """Call `check_installed(config)` of the hook modules that have it.
-
-    It raises UserError before training, where a package is missing.
-    """
-    for module in HOOKS.of(config):
-        getattr(module, "check_installed", lambda config: None)(config)

@@ -18,7 +18,7 @@ from t2t_flax.distributed.mesh import Params
 from t2t_flax.training.attention_kernel import explain_attention
 from t2t_flax.training.flops import explain_flops
 from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
-from t2t_flax.training.parameters import Parameters, explain_parameters, parameters_of
+from t2t_flax.training.parameters import Parameters, parameters_of
 from t2t_flax.training.parts import TrainingSetup, TrainState
 from t2t_flax.training.precision import compute_dtype
 from t2t_flax.training.train_state import abstract_state, count_params, make_model, parameter_groups
@@ -32,7 +32,7 @@ def describe(config: Config) -> str:
     sizes, parameters = (config.data.vocab_size,) * 2, parameters_of(config)
     state = state_on_one_device(config, sizes)
     parts = [
-        *explain_parameters(config),
+        parameters.explain(),
         _parameters(config, parameters, state.params, sizes),
         _batches(config),
         _schedule(config),
@@ -40,7 +40,7 @@ def describe(config: Config) -> str:
         _memory(config, parameters, state),
         explain_flops(config, state.params, sizes[1], parameters),
     ]
-    return "\n\n".join("\n".join(part) for part in parts)
+    return "\n\n".join("\n".join(part) for part in parts if part)
 
 
 def describe_run(setup: TrainingSetup, group: ProcessGroup) -> list[str]:

@@ -14,7 +14,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from t2t_flax.config import Config
 from t2t_flax.distributed.mesh import Params
 from t2t_flax.errors import UserError
-from t2t_flax.registry import PARAMETERS
 
 
 class Scale(NamedTuple):
@@ -59,6 +58,7 @@ class Parameters:
             The run evaluates them before its first update. Raises UserError.
         scales: (params) -> factors of each parameter. They do not scale weight decay. Raises
             UserError for a parameter without a rule.
+        explain: returns lines for the command `explain`.
     """
 
     split: Callable[[Params], tuple[Params, Params]] = _all_trained
@@ -68,6 +68,7 @@ class Parameters:
     merged_config: Callable[[Config], Config] = _unchanged
     start: Callable[..., Params] | None = None
     scales: Callable[[Params], Scales] | None = None
+    explain: Callable[[], list[str]] = list
 
 
 def parameters_of(config: Config) -> Parameters:
@@ -75,19 +76,14 @@ def parameters_of(config: Config) -> Parameters:
 
     Call it once for a run and keep the result. Raises UserError for keys that exclude each other.
     """
-    modules = list(PARAMETERS.of(config))
-    if len(modules) > 1:
-        groups = [PARAMETERS[module.__name__][0].partition(".")[0] for module in modules]
+    made = {name: group.parameters(config) for name, group in config.extension_groups.items()}
+    found = {name: parameters for name, parameters in made.items() if parameters}
+    if len(found) > 1:
         raise UserError(
-            f"config.{' and config.'.join(groups)} both say how parameters begin and are trained:"
+            f"config.{' and config.'.join(found)} both say how parameters begin and are trained:"
             " leave out one of them."
         )
-    return modules[0].parameters(config) if modules else Parameters()
-
-
-def explain_parameters(config: Config) -> list[list[str]]:
-    """Return the sections of `explain` about parameters, as lists of lines."""
-    return [lines for module in PARAMETERS.of(config) if (lines := module.explain(config))]
+    return next(iter(found.values()), Parameters())
 
 
 def join(trained: Params, frozen: Params) -> Params:

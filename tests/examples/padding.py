@@ -3,22 +3,20 @@
 from dataclasses import dataclass
 
 from t2t_flax.config.keys import key
-from t2t_flax.registry import GROUPS, HOOKS
+from t2t_flax.registry import GROUPS, Group
 from t2t_flax.training.hooks import Hook
 
 
 @dataclass(frozen=True)
-class Padding:
+class Padding(Group):
     log: bool = key(False, "log the share of padding of every tenth batch")
+
+    def training_hooks(self, setup, progress, processes):
+        return [Hook("update", log_padding, every=10)] if self.log else []
 
 
 def log_padding(step, batch, values):
     values["padding"] = 1 - batch.batch.fill
 
 
-def hooks(setup, progress, group):
-    return [Hook("update", log_padding, every=10)]
-
-
 GROUPS.add("padding", Padding)
-HOOKS.add("padding", "padding.log")

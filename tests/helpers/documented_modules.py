@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 """Those that the page names."""
 
 
-def tables() -> list[registry.Table | registry.Features]:
+def tables() -> list[registry.Table]:
     """Those of the core, and those that extensions have beside them."""
     registry.load_extensions()
     modules = [
@@ -26,13 +26,7 @@ def tables() -> list[registry.Table | registry.Features]:
         ),
     ]
     found = [table for module in modules for table in vars(module).values()]
-    return list(
-        {
-            id(table): table
-            for table in found
-            if isinstance(table, registry.Table | registry.Features)
-        }.values()
-    )
+    return list({id(table): table for table in found if isinstance(table, registry.Table)}.values())
 
 
 def load(heading: str, monkeypatch, folder: Path) -> ModuleType:

@@ -7,7 +7,6 @@ import pytest
 from helpers.refusals import refused
 from helpers.runs import start, tiny_run
 
-from t2t_flax import registry
 from t2t_flax.errors import NonFiniteUpdate, UserError
 from t2t_flax.training import hooks, loop
 from t2t_flax.training.progress import read_metrics
@@ -79,10 +78,3 @@ def test_diverged_run_ends_without_scores(tmp_path, cache, recorder):
     with pytest.raises(NonFiniteUpdate) as error:
         loop.train(start(config, tmp_path, cache), score=None)
     assert recorder.calls[-1] == ("end", error.value.step, {})
-
-
-def test_hook_is_made_where_its_key_is_set(monkeypatch, tmp_path):
-    features = registry.Features()
-    features.add("json", "train.steps")
-    features.add("absent_module", "checkpoint.every_epochs", "optimizer.ema_decay")
-    assert [module.__name__ for module in features.of(tiny_run(tmp_path))] == ["json"]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import PRINTED, is_set, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import COMMANDS, FLAGS, GROUPS, OUTPUTS, Command, Flag
+from t2t_flax.registry import COMMANDS, FLAGS, GROUPS, OUTPUTS, Command, Flag, Group
 
 
 @dataclass(frozen=True)
-class Alignments:
+class Alignments(Group):
     layer: int = key(
         0,
         "decoder layer whose attention to the source aligns words, from 1; 0 = the layer, head and"

@@ -4,11 +4,12 @@ Rules are penalties and limits.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import READ, SCORES, TEXT, TRANSLATIONS, key, one_of
 from t2t_flax.errors import UserError
-from t2t_flax.registry import GROUPS, METRICS, SEARCHES, STEPS, MetricRow
+from t2t_flax.registry import GROUPS, METRICS, SEARCHES, Group, MetricRow
 
 CONSTRAINED = "constrained_beam"
 TABS, JSON = "tabs", "json"
@@ -19,7 +20,7 @@ def _key(default, doc: str, **more):
 
 
 @dataclass(frozen=True)
-class Constraints:
+class Constraints(Group):
     lines: str = _key(
         "",
         "what source lines hold beside their text: tabs = phrases of the translation after tabs,"
@@ -84,6 +85,14 @@ class Constraints:
                 "config.constraints.lines = tabs or json."
             )
 
+    def step_change(self, config: Config) -> Any:
+        limits = self.no_repeat_ngram, self.min_length, self.repetition_penalty
+        if not any((self.lines, self.glossary, self.avoid, self.suppress, *limits)):
+            return None
+        from t2t_flax.extensions.constraints import rule
+
+        return rule
+
 
 GROUPS.add("constraints", Constraints)
 SEARCHES.add(CONSTRAINED, "t2t_flax.extensions.constraints.constrained:constrained_beam")
@@ -94,13 +103,3 @@ METRICS.add(
         ("constraints.counted_terms", "constraints.glossary"),
     ),
 )
-_RULES = (
-    "lines",
-    "glossary",
-    "avoid",
-    "suppress",
-    "no_repeat_ngram",
-    "min_length",
-    "repetition_penalty",
-)
-STEPS.add("t2t_flax.extensions.constraints.rule", *(f"constraints.{name}" for name in _RULES))

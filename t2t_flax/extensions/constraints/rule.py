@@ -131,7 +131,7 @@ class PenalizedStep(RuledStep):
 
 
 def step(inner: Any, config: Config, tokenizers: TokenizerPair) -> RuledStep:
-    """Return the step under the rule of a config; see `registry.STEPS`.
+    """Return the step under the rule of a config.
 
     Raises UserError as `token_rule`, and for a file of phrases.
     """

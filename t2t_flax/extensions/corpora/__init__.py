@@ -4,12 +4,13 @@ The files are tab-separated, JSON-lines and Parquet files and saved datasets of 
 """
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import CODE, TEXT, is_set, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import COMMANDS, DATA_HOOKS, GROUPS, SOURCES, Command, SourceForm
+from t2t_flax.registry import COMMANDS, GROUPS, SOURCES, Command, Group, SourceForm
 
 SIDES = ("source", "target", "either", "pair")
 """Values of filters.held_out.
@@ -19,7 +20,7 @@ A held-out pair matches by one side, by each of them, or by both together.
 
 
 @dataclass(frozen=True)
-class Filters:
+class Filters(Group):
     duplicates: bool = key(False, "drop training pairs that occurred before, in any source")
     length_ratio: float = key(
         0.0,
@@ -98,6 +99,14 @@ class Filters:
                 f" {config.data.task}."
             )
 
+    def data_hook(self, config: Config) -> Any:
+        limits = self.length_ratio, self.language
+        if not any((self.duplicates, self.copies, self.held_out, self.scorer, *limits)):
+            return None
+        from t2t_flax.extensions.corpora.filters import FiltersHook
+
+        return FiltersHook(config)
+
 
 _HERE = "t2t_flax.extensions.corpora"
 SOURCES.add(
@@ -144,8 +153,4 @@ GROUPS.add("filters", Filters)
 COMMANDS.add(
     "list_dropped",
     Command(f"{_HERE}.list_dropped", "where and why training pairs of a config are dropped"),
-)
-DATA_HOOKS.add(
-    f"{_HERE}.filters",
-    *(f"filters.{item.name}" for item in fields(Filters) if item.name != "score"),
 )

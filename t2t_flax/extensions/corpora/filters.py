@@ -47,7 +47,3 @@ class FiltersHook(DataHook):
 
     def explain(self):
         return [f"dropped, too: {', '.join(rule.rule for rule in self.filters())}"]
-
-
-def hook(config: Config) -> FiltersHook:
-    return FiltersHook(config)

@@ -3,17 +3,18 @@
 import math
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import READ, TEXT, TRANSLATIONS, is_set, key
 from t2t_flax.errors import UserError
 from t2t_flax.files import is_remote
 from t2t_flax.model_forms import is_name
-from t2t_flax.registry import ENSEMBLES, GROUPS
+from t2t_flax.registry import FLAGS, GROUPS, REPEATED_WORKDIR, Flag, Group
 
 
 @dataclass(frozen=True)
-class Ensembles:
+class Ensembles(Group):
     members: str = key(
         "",
         "other trained models that decode together with the run, separated by commas: workdirs,"
@@ -82,10 +83,18 @@ class Ensembles:
                 " decode.engine = jax for config.ensembles.members."
             )
 
+    def ensemble(self, loaded: Any, choice: Any, overrides: Any, processes: Any) -> Any:
+        """Return the run together with the models of `members`."""
+        if not self.members:
+            return loaded
+        from t2t_flax.extensions.ensembles.members import extend
+
+        return extend(loaded, choice, overrides, processes)
+
 
 def _absolute(name: str) -> str:
     return name if is_name(name) or is_remote(name) else os.path.abspath(name)
 
 
 GROUPS.add("ensembles", Ensembles)
-ENSEMBLES.add("t2t_flax.extensions.ensembles.members", "ensembles.members")
+FLAGS.add(REPEATED_WORKDIR, Flag("", "models that decode together", "DIR", key="ensembles.members"))

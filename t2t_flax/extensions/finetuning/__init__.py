@@ -10,11 +10,11 @@ from typing import Any
 from t2t_flax.config import Config
 from t2t_flax.config.keys import READ, TEXT, is_set, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import DATA_HOOKS, GROUPS, PARAMETERS
+from t2t_flax.registry import GROUPS, Group
 
 
 @dataclass(frozen=True)
-class FineTuning:
+class FineTuning(Group):
     init_from: str = key(
         "",
         "workdir of a run, or exported model, whose parameters and tokenizer this run starts from",
@@ -77,6 +77,20 @@ class FineTuning:
                 " frozen already: leave out config.finetuning.freeze."
             )
 
+    def data_hook(self, config: Config) -> Any:
+        if not self.init_from:
+            return None
+        from t2t_flax.extensions.finetuning.tokenizer import FineTuningHook
+
+        return FineTuningHook(config)
+
+    def parameters(self, config: Config) -> Any:
+        if not (self.init_from or self.freeze or self.lora_rank):
+            return None
+        from t2t_flax.extensions.finetuning.parameters import parameters
+
+        return parameters(self)
+
 
 def of(config: Config) -> FineTuning:
     return config.group("finetuning")
@@ -109,10 +123,3 @@ def patterns_of(text: str) -> list[str]:
 
 
 GROUPS.add("finetuning", FineTuning)
-PARAMETERS.add(
-    "t2t_flax.extensions.finetuning.parameters",
-    "finetuning.init_from",
-    "finetuning.freeze",
-    "finetuning.lora_rank",
-)
-DATA_HOOKS.add("t2t_flax.extensions.finetuning.tokenizer", "finetuning.init_from")

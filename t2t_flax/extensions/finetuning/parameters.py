@@ -5,17 +5,17 @@ import functools
 import jax
 
 from t2t_flax.config import Config
-from t2t_flax.extensions.finetuning import FineTuning, lora, of
+from t2t_flax.extensions.finetuning import FineTuning, lora
 from t2t_flax.extensions.finetuning.frozen import split_frozen
 from t2t_flax.training.parameters import Parameters, Params
 
 
-def parameters(config: Config) -> Parameters:
+def parameters(keys: FineTuning) -> Parameters:
     """Return parameters that start from another run, are frozen or have adapters."""
-    keys = of(config)
-    start = _start if keys.init_from else None
+    start, explain = _start if keys.init_from else None, functools.partial(_explain, keys)
     if not keys.lora_rank:
-        return Parameters(split=functools.partial(split_frozen, keys.freeze), start=start)
+        split = functools.partial(split_frozen, keys.freeze)
+        return Parameters(split=split, start=start, explain=explain)
     return Parameters(
         split=lora.split,
         extend=functools.partial(lora.with_adapters, keys),
@@ -23,6 +23,7 @@ def parameters(config: Config) -> Parameters:
         merge=functools.partial(lora.merge, keys),
         merged_config=_without_adapters,
         start=start,
+        explain=explain,
     )
 
 
@@ -45,9 +46,8 @@ def _without_adapters(config: Config) -> Config:
     return config.with_values({f"finetuning.{name}": value for name, value in defaults.items()})
 
 
-def explain(config: Config) -> list[str]:
+def _explain(k: FineTuning) -> list[str]:
     """Return a section of `explain`: the origin of the parameters."""
-    k = of(config)
     if not k.init_from:
         return []
     rows = {"same": "its tokenizer", "by_piece": "another tokenizer, rows by piece"}[

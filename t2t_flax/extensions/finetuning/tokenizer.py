@@ -42,8 +42,3 @@ class FineTuningHook(DataHook):
                 " init_vocabulary = by_piece."
             )
         return folder
-
-
-def hook(config: Config) -> FineTuningHook:
-    """Return the hook of a run with finetuning.init_from."""
-    return FineTuningHook(config)

@@ -4,15 +4,16 @@ They describe runs and trained models.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import COMMANDS, GROUPS, HOOKS, Command
+from t2t_flax.registry import COMMANDS, GROUPS, Command, Group
 
 
 @dataclass(frozen=True)
-class Inspection:
+class Inspection(Group):
     profile_steps: tuple[int, int] = key(
         (0, 0),
         "first and last update of a profiler trace, written to WORKDIR/profile; (0, 0) = none",
@@ -52,6 +53,18 @@ class Inspection:
                 " line in metrics.jsonl."
             )
 
+    def training_hooks(self, setup: Any, progress: Any, processes: Any) -> list[Any]:
+        found: list[Any] = []
+        if self.layers_every:
+            from t2t_flax.extensions.inspection import layers
+
+            found += layers.hooks(setup)
+        if any(self.profile_steps):
+            from t2t_flax.extensions.inspection import profile
+
+            found += profile.hooks(setup, progress)
+        return found
+
 
 COMMANDS.add(
     "attend",
@@ -68,5 +81,3 @@ COMMANDS.add(
     ),
 )
 GROUPS.add("inspection", Inspection)
-HOOKS.add("t2t_flax.extensions.inspection.layers", "inspection.layers_every")
-HOOKS.add("t2t_flax.extensions.inspection.profile", "inspection.profile_steps")

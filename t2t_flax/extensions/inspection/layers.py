@@ -16,13 +16,12 @@ from flax.traverse_util import flatten_dict
 
 from t2t_flax.data.batching.batches import Shape
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.extensions.inspection import Inspection
 from t2t_flax.extensions.shared.recorded_gradients import Recorded, recording
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.hooks import Hook
-from t2t_flax.training.parts import DeviceBatch, TrainingSetup, TrainProgress, TrainState
+from t2t_flax.training.parts import DeviceBatch, TrainingSetup, TrainState
 from t2t_flax.training.precision import compiler_options
 from t2t_flax.training.setup import Program, batch_struct, compile_programs
 from t2t_flax.training.train_step import train_step
@@ -33,7 +32,7 @@ _DIGITS = 5
 _SUBLAYERS = re.compile(r"(encoder|decoder)_\d+(/(?!residual)\w+)?")
 
 
-def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
+def hooks(setup: TrainingSetup) -> list[Hook]:
     """Return hooks that add the statistics of `measure` to every n-th update.
 
     Their program runs before the update, on its state and batch. The train step is the same as in a

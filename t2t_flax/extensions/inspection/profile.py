@@ -6,7 +6,6 @@ from pathlib import Path
 import jax
 from etils import epath
 
-from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.extensions.inspection import Inspection
 from t2t_flax.files import copy_file, is_remote
 from t2t_flax.training.hooks import Hook
@@ -54,7 +53,7 @@ class Profile:
             self._local.cleanup()
 
 
-def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
+def hooks(setup: TrainingSetup, progress: TrainProgress) -> list[Hook]:
     """Return the hooks of a run whose inspection.profile_steps are set."""
     profile = Profile(setup.workdir / "profile", Inspection.of(setup.config).profile_steps)
     profile.start_before(progress.step)

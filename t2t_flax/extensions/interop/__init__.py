@@ -14,12 +14,13 @@ from t2t_flax.registry import (
     MODEL_FORMS,
     TOKENIZER_FILES,
     Command,
+    Group,
     ModelForm,
 )
 
 
 @dataclass(frozen=True)
-class CTranslate2:
+class CTranslate2(Group):
     quantization: str = key(
         "float32",
         "type of the matrices of decode.engine = ctranslate2",

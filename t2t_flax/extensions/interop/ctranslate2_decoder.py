@@ -23,7 +23,7 @@ import jax
 from t2t_flax.config import Config, Decode, Model
 from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.decoding.batches import EncodedLines, encode_lines, plan_batches
+from t2t_flax.decoding.batches import EncodedLines, encode_lines, plan_batches, step_changes
 from t2t_flax.decoding.translator import (
     Decoder,
     Hypothesis,
@@ -40,7 +40,6 @@ from t2t_flax.extensions.interop.ctranslate2_export import (
     position_limit,
     write_ctranslate2,
 )
-from t2t_flax.registry import STEPS
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
@@ -76,7 +75,7 @@ def _obstacle(config: Config) -> str | None:
         config.decode, config.model
     ):
         return different
-    if rules := [rule.__name__.split(".")[-2:][0] for rule in STEPS.of(config)]:
+    if rules := step_changes(config):
         return (
             f"the rules of {' and '.join(rules)} on output tokens are those of the JAX search;"
             " decode with it, or without them"

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.config import Config
-from t2t_flax.config.schema import fields
+from t2t_flax.config.keys import TRANSLATIONS
+from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
+from t2t_flax.decoding.batches import step_changes
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import ctranslate2_export, marian_export, safetensors_file
 from t2t_flax.extensions.interop.marian_export import marian_token
@@ -24,7 +26,6 @@ from t2t_flax.extensions.shared.directions import Direction, codes_of, model_dir
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.files import atomic_directory, refuse_existing
 from t2t_flax.locks import exclusive_writer
-from t2t_flax.registry import STEPS
 from t2t_flax.training.parameters import parameters_of
 
 FORMATS = {
@@ -147,7 +148,7 @@ def _own_rules(config: Config) -> list[str]:
 
     They apply to source lines and to the search.
     """
-    notes, names = [], [name for keys in STEPS.values() for name in keys]
+    notes, changing = [], step_changes(config)
     if config.decode.strategy not in ("beam", "greedy", "sample"):
         notes.append(
             f"decode.strategy = {config.decode.strategy}: there is plain beam search, greedy search"
@@ -155,8 +156,9 @@ def _own_rules(config: Config) -> list[str]:
         )
     notes += [
         f"{name} = {value}: a rule of t2t_flax alone."
-        for name in names
-        if name in fields() and (value := config.value(name)) != fields()[name].default
+        for name in keys_that_change(TRANSLATIONS)
+        if name.partition(".")[0] in changing
+        and (value := config.value(name)) != fields()[name].default
     ]
     return notes
 

@@ -9,6 +9,7 @@ import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from t2t_flax.config import Config, Data
 from t2t_flax.config.data_keys import VALID_PREFIX
@@ -17,14 +18,14 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.directions import Direction
 from t2t_flax.extensions.shared.named_entries import named_entries
 from t2t_flax.language import Language
-from t2t_flax.registry import DATA_HOOKS, FLAGS, GROUPS, LINES, Flag
+from t2t_flax.registry import FLAGS, GROUPS, LINES, Flag, Group
 
 BY_NAME = "by_name"
 _DIRECTION = re.compile(r"(\w+)-(\w+)")
 
 
 @dataclass(frozen=True)
-class Languages:
+class Languages(Group):
     directions: str = key(
         "",
         "the direction of each source of data.train, data.valid and data.test, as 'NAME=en-de,"
@@ -42,6 +43,13 @@ class Languages:
                 f"config.languages.directions = {self.directions!r} is for data.task = translation,"
                 f" not {config.data.task}."
             )
+
+    def data_hook(self, config: Config) -> Any:
+        if not self.directions:
+            return None
+        from t2t_flax.extensions.languages.hook import LanguagesHook
+
+        return LanguagesHook(config)
 
 
 def symbol_of(language: str) -> str:
@@ -124,7 +132,6 @@ def _names(data: Data) -> dict[str, str]:
 
 
 GROUPS.add("languages", Languages)
-DATA_HOOKS.add("t2t_flax.extensions.languages.hook", "languages.directions")
 FLAGS.add(
     "--target-language",
     Flag(

@@ -69,7 +69,3 @@ class LanguagesHook(DataHook):
             direction for direction in self._directions.values() if direction not in self._trained
         )
         return [f"zero-shot, no training text: {', '.join(map(str, others))}"] if others else []
-
-
-def hook(config: Config) -> LanguagesHook:
-    return LanguagesHook(config)

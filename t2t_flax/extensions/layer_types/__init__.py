@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from t2t_flax.config import Config, Model
 from t2t_flax.config.keys import MODEL, key, one_of
 from t2t_flax.errors import UserError
-from t2t_flax.registry import FEED_FORWARDS, GROUPS, MIXERS, NORMS, POSITIONS, SCORES
+from t2t_flax.registry import FEED_FORWARDS, GROUPS, MIXERS, NORMS, POSITIONS, SCORES, Group
 
 _model_key = functools.partial(key, changes=MODEL)
 
 
 @dataclass(frozen=True)
-class LayerTypes:
+class LayerTypes(Group):
     window: int = _model_key(
         65,
         "r, odd: model.mixer = local_attention reaches (r - 1) / 2 positions to each side"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import CODE, PROGRAM, SCORES, TEXT, is_set, lists, mutable_key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import FLAGS, GROUPS, METRICS, Flag, MetricRow
+from t2t_flax.registry import FLAGS, GROUPS, METRICS, Flag, Group, MetricRow
 
 NAMES = ("comet", "kiwi", "metricx")
 
 
 @dataclass(frozen=True)
-class LearnedMetrics:
+class LearnedMetrics(Group):
     names: str = mutable_key(
         "",
         "learned metrics in evaluation records: comet, kiwi, metricx, or several with commas"

@@ -12,7 +12,7 @@ from t2t_flax.config import Config
 from t2t_flax.config.keys import TEXT, TRAINING, When, is_set, key
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.named_entries import named_entries
-from t2t_flax.registry import DATA_HOOKS, GROUPS
+from t2t_flax.registry import GROUPS, Group
 
 _RESERVED = re.compile("<unk>|<pad>|</?s>|<0x[0-9A-Fa-f]{2}>|<2.*>|>>.*<<")
 """Special pieces, bytes, and symbols of target languages."""
@@ -28,7 +28,7 @@ _SEVERAL = When((("data.train", _are_several),), "several sources in config.data
 
 
 @dataclass(frozen=True)
-class Mixtures:
+class Mixtures(Group):
     shares: str = key(
         "",
         "share of each source of data.train in the pairs of an update, as 'NAME=3, NAME=1'; from an"
@@ -134,6 +134,14 @@ class Mixtures:
                 f" which its shares are those of {stored.group('mixtures').shares!r}. Only shares"
                 " from this or a later update on may change."
             )
+
+    def data_hook(self, config: Config) -> Any:
+        weights = self.shares, self.temperature, self.batch_tokens
+        if not any((self.tags, self.limits, self.samples, *weights)):
+            return None
+        from t2t_flax.extensions.mixtures.hook import MixturesHook
+
+        return MixturesHook(config)
 
 
 class Phase(NamedTuple):
@@ -278,10 +286,3 @@ def _weight(shown: str, text: str) -> float:
 
 
 GROUPS.add("mixtures", Mixtures)
-DATA_HOOKS.add(
-    "t2t_flax.extensions.mixtures.hook",
-    *(
-        f"mixtures.{key}"
-        for key in ("shares", "batch_tokens", "temperature", "tags", "limits", "samples")
-    ),
-)

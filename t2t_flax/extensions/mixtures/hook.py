@@ -96,7 +96,3 @@ class MixturesHook(DataHook):
     def describe(self, corpus):
         phases = mixtures(corpus.train, self._config, self._config.seed.data) or []
         return [f"mixture from update {start:,}: {mixture.describe()}" for start, mixture in phases]
-
-
-def hook(config: Config) -> MixturesHook:
-    return MixturesHook(config)

@@ -5,15 +5,16 @@ is CompleteP (Dey et al. 2025).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import is_set, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import COMMANDS, GROUPS, PARAMETERS, Command
+from t2t_flax.registry import COMMANDS, GROUPS, Command, Group
 
 
 @dataclass(frozen=True)
-class Mup:
+class Mup(Group):
     base_width: int = key(
         0,
         "d_model of the base model, whose initial values, logits and learning rates this one takes"
@@ -105,11 +106,17 @@ class Mup:
                 " config.model.tie_embeddings = none."
             )
 
+    def parameters(self, config: Config) -> Any:
+        if not self.base_width:
+            return None
+        from t2t_flax.extensions.mup.parameters import parameters
+
+        return parameters(config)
+
 
 _FOLDER = "t2t_flax.extensions.mup"
 
 GROUPS.add("mup", Mup)
-PARAMETERS.add(f"{_FOLDER}.parameters", "mup.base_width")
 COMMANDS.add(
     "check_sizes",
     Command(

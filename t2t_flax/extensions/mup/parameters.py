@@ -16,7 +16,9 @@ from t2t_flax.training.parameters import Parameters, Params, Path, Scale, path_n
 
 def parameters(config: Config) -> Parameters:
     """Return the parameters of the model, scaled."""
-    return Parameters(scales=functools.partial(scales_of, config))
+    return Parameters(
+        scales=functools.partial(scales_of, config), explain=functools.partial(_explain, config)
+    )
 
 
 def scales_of(config: Config, tree: Params) -> dict[Path, Scale]:
@@ -44,7 +46,7 @@ def scales_of(config: Config, tree: Params) -> dict[Path, Scale]:
     return found
 
 
-def explain(config: Config) -> list[str]:
+def _explain(config: Config) -> list[str]:
     """Return a section of `explain`: rates and initial values by kind of parameters."""
     m, keys = config.model, Mup.of(config)
     scale, head_width = keys.base_width / m.d_model, keys.head_width(config)

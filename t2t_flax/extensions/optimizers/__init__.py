@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from t2t_flax.config import Config, Optimizer
 from t2t_flax.config.keys import TRAINING, key, one_of
 from t2t_flax.errors import UserError
-from t2t_flax.registry import GROUPS, OPTIMIZERS, SCHEDULES
+from t2t_flax.registry import GROUPS, OPTIMIZERS, SCHEDULES, Group
 
 DECAYS = ("cosine", "linear", "wsd")
 
 
 @dataclass(frozen=True)
-class Optimizers:
+class Optimizers(Group):
     decay_steps: int = key(
         0,
         "update at which cosine (Loshchilov and Hutter 2017), linear and wsd reach min_lr, warm-up"

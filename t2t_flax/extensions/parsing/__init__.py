@@ -1,13 +1,14 @@
 """Constituency parsing (6.3): trees as sequences, scored by evalb's labelled F1."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from t2t_flax.config.keys import TRANSLATIONS, key, one_of
-from t2t_flax.registry import GROUPS, PRESET_MODULES, STEPS, TASKS, TOKENIZER_FILES
+from t2t_flax.registry import GROUPS, PRESET_MODULES, TASKS, TOKENIZER_FILES, Group
 
 
 @dataclass(frozen=True)
-class ParsingKeys:
+class ParsingKeys(Group):
     grammar: bool = key(
         False,
         "whether the search writes nothing but trees over the words of the sentence: brackets in"
@@ -25,6 +26,13 @@ class ParsingKeys:
         when=one_of("data.task", "parsing"),
     )
 
+    def step_change(self, config: Any) -> Any:
+        if not self.grammar:
+            return None
+        from t2t_flax.extensions.parsing import grammar
+
+        return grammar
+
 
 _FILES = "t2t_flax.extensions.parsing.numbered"
 TOKENIZER_FILES.add("SentencePiece model with numbers of words", f"{_FILES}:NumberedWords")
@@ -36,7 +44,6 @@ TASKS.add(
 )
 PRESET_MODULES.append("t2t_flax.extensions.parsing.presets")
 GROUPS.add("parsing", ParsingKeys)
-STEPS.add("t2t_flax.extensions.parsing.grammar", "parsing.grammar")
 TOKENIZER_FILES.add(
     "symbols split at spaces", "t2t_flax.extensions.shared.list_tokenizer:SymbolTokenizer"
 )

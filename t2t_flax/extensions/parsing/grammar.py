@@ -92,7 +92,7 @@ class Grammar:
 
 
 def step(inner: Any, config: Config, tokenizers: TokenizerPair) -> RuledStep:
-    """Return the step under the grammar; see `registry.STEPS`."""
+    """Return the step under the grammar."""
     return RuledStep(inner, token_rule(config, tokenizers))
 
 

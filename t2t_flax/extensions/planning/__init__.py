@@ -1,19 +1,27 @@
 """Planning: device utilization of a run, and programs for an absent machine."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from t2t_flax.config.keys import key
-from t2t_flax.registry import COMMANDS, GROUPS, HOOKS, Command
+from t2t_flax.registry import COMMANDS, GROUPS, Command, Group
 
 
 @dataclass(frozen=True)
-class Planning:
+class Planning(Group):
     mfu: bool = key(
         True,
         "the lines of metrics.jsonl have the model FLOP/s over the peak of all devices, by data"
         " sheet in bfloat16 runs, and measured at the start",
         mutable=True,
     )
+
+    def training_hooks(self, setup: Any, progress: Any, processes: Any) -> list[Any]:
+        if not self.mfu:
+            return []
+        from t2t_flax.extensions.planning.mfu import hooks
+
+        return hooks(setup)
 
 
 COMMANDS.add(
@@ -24,4 +32,3 @@ COMMANDS.add(
     ),
 )
 GROUPS.add("planning", Planning)
-HOOKS.add("t2t_flax.extensions.planning.mfu", "planning.mfu")

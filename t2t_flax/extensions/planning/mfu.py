@@ -6,14 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.data.batching.batches import Batch
-from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.extensions.planning.chips import data_sheet_peak
 from t2t_flax.training.flops import Products, padded_tokens, real_tokens, training_products
 from t2t_flax.training.hooks import Hook
-from t2t_flax.training.parts import DeviceBatch, TrainingSetup, TrainProgress
+from t2t_flax.training.parts import DeviceBatch, TrainingSetup
 
 
-def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
+def hooks(setup: TrainingSetup) -> list[Hook]:
     """Return a hook that adds `mfu_*` to the lines of metrics.jsonl.
 
     The value is the utilization since the line before.

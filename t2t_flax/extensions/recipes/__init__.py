@@ -4,15 +4,16 @@ Padded batches are counted with their padding. The presets include the rows of t
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import DATA_HOOKS, GROUPS, PRESET_MODULES
+from t2t_flax.registry import GROUPS, PRESET_MODULES, Group
 
 
 @dataclass(frozen=True)
-class Recipes:
+class Recipes(Group):
     batch_groups: int = key(
         0,
         "an update is this many groups of similar sentences, each of at most data.batch_tokens /"
@@ -36,8 +37,14 @@ class Recipes:
                 " lengths into an update: use config.data.batching = packed."
             )
 
+    def data_hook(self, config: Config) -> Any:
+        if not self.batch_groups:
+            return None
+        from t2t_flax.extensions.recipes.padded_batches import PaddedBatches
+
+        return PaddedBatches(config)
+
 
 PRESET_MODULES.append("t2t_flax.extensions.recipes.presets")
 PRESET_MODULES.append("t2t_flax.extensions.recipes.algoperf")
 GROUPS.add("recipes", Recipes)
-DATA_HOOKS.add("t2t_flax.extensions.recipes.padded_batches", "recipes.batch_groups")

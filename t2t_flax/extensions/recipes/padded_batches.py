@@ -332,7 +332,3 @@ def padded_stream(groups: int) -> MakeStream:
         return UpdateStream(PaddedLayouter(reader, config, seed, windows, groups).with_sizes())
 
     return make
-
-
-def hook(config: Config) -> PaddedBatches:
-    return PaddedBatches(config)

@@ -15,7 +15,6 @@ from t2t_flax.config import Config
 from t2t_flax.errors import OK, STOPPED, NonFiniteUpdate, UserError, require
 from t2t_flax.extensions.scaling.intervals import Interval
 from t2t_flax.process_setup import ALONE
-from t2t_flax.registry import PARAMETERS
 from t2t_flax.training.workdir import MARKER
 
 
@@ -85,6 +84,7 @@ def run(argv: list[str]) -> int:
     from t2t_flax.extensions.scaling import branches as lib
     from t2t_flax.process_setup import prepare_process
     from t2t_flax.training import workdir as workdir_lib
+    from t2t_flax.training.parameters import Parameters, parameters_of
 
     require_single_process("branch")
     workdir, output = epath.Path(args.workdir), epath.Path(args.output)
@@ -114,7 +114,7 @@ def run(argv: list[str]) -> int:
         factor: [lib.final_loss(output / b.name) for b in branches if b.factor == factor]
         for factor in factors
     }
-    partly = any(PARAMETERS.of(stored))
+    partly = parameters_of(stored) != Parameters()
     if args.noise_batches and partly:
         print(
             "The gradient noise scale is left out: it is that of all parameters, and this run"

@@ -18,7 +18,7 @@ import numpy as np
 from fastapi import HTTPException
 
 from t2t_flax.config import Config
-from t2t_flax.decoding.batches import hypotheses_per_sentence, read_lines
+from t2t_flax.decoding.batches import hypotheses_per_sentence, read_lines, step_changes
 from t2t_flax.decoding.translator import Translation
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.evaluation.restore import TrainedModel
@@ -26,7 +26,6 @@ from t2t_flax.extensions.serving.batching import Batcher, Job, compute
 from t2t_flax.extensions.serving.metrics import Metrics
 from t2t_flax.extensions.shared import attention_maps
 from t2t_flax.extensions.shared.directions import Direction, codes_of, model_directions
-from t2t_flax.registry import STEPS
 from t2t_flax.tasks import task_of
 
 log = logging.getLogger("t2t_flax")
@@ -392,7 +391,7 @@ class ServedModel:
             translations = loaded.translate(
                 [item.text for item in items], first_line=items[0].number
             )
-        has_rules = any(STEPS.of(self.config))
+        has_rules = bool(step_changes(self.config))
         results: list[Hypotheses] = []
         for item, translation in zip(items, translations, strict=True):
             if has_rules and translation.is_none:

@@ -64,7 +64,7 @@ def forbid(logits_BxKxV: jax.Array, forbidden_BxKxV: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class RuledStep:
-    """A decoding step (`registry.STEPS`) whose logits follow a rule.
+    """A decoding step whose logits follow a rule.
 
     Forced tokens ignore the rule.
     """

@@ -1,19 +1,19 @@
 """Subwords: segmentations drawn anew in each pass; subword-nmt's BPE as a tokenizer."""
 
-import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import DATA_HOOKS, GROUPS, TOKENIZER_FILES, TOKENIZERS
+from t2t_flax.registry import GROUPS, TOKENIZER_FILES, TOKENIZERS, Group
 
 TOKENIZER_OF_KIND = {"bpe_dropout": "bpe", "unigram_alpha": "unigram"}
 """Kind of subword regularization: a key -> its value of data.tokenizer."""
 
 
 @dataclass(frozen=True)
-class Subwords:
+class Subwords(Group):
     bpe_dropout: float = key(
         0.0, "probability with which a merge of BPE is skipped; 0 = none", low=0.0, high=0.999
     )
@@ -42,11 +42,15 @@ class Subwords:
                     f" data.tokenizer = {tokenizer}, not {d.task} and {d.tokenizer}."
                 )
 
+    def data_hook(self, config: Config) -> Any:
+        if not self.bpe_dropout and not self.unigram_alpha:
+            return None
+        from t2t_flax.extensions.subwords.hook import SubwordsHook
+
+        return SubwordsHook(config)
+
 
 _HERE = "t2t_flax.extensions.subwords"
 GROUPS.add("subwords", Subwords)
-DATA_HOOKS.add(
-    f"{_HERE}.hook", *(f"subwords.{field.name}" for field in dataclasses.fields(Subwords))
-)
 TOKENIZERS.add("subword_nmt", f"{_HERE}.subword_nmt:SubwordNmtTokenizer")
 TOKENIZER_FILES.add("subword-nmt codes and vocabulary", f"{_HERE}.subword_nmt:SubwordNmtTokenizer")

@@ -30,7 +30,3 @@ class SubwordsHook(DataHook):
             f"{_NAMES[self._kind]} {self._strength:g}: each pass draws another segmentation of"
             " every pair"
         ]
-
-
-def hook(config: Config) -> SubwordsHook:
-    return SubwordsHook(config)

@@ -5,18 +5,19 @@ They get the numbers of a run.
 
 import difflib
 from dataclasses import dataclass
+from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import TEXT, is_set, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import GROUPS, HOOKS
+from t2t_flax.registry import GROUPS, Group
 
 NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
 """Names of trackers; each has its row in `clients.CLIENTS`."""
 
 
 @dataclass(frozen=True)
-class Trackers:
+class Trackers(Group):
     names: str = key(
         "tensorboard",
         "experiment trackers that get the numbers of metrics.jsonl and the test scores: any of"
@@ -48,10 +49,23 @@ class Trackers:
                     f" Expected a comma-separated list of {', '.join(NAMES)}, or nothing."
                 )
 
+    def check_installed(self) -> None:
+        """Raise UserError before the training if a package of a tracker is missing."""
+        if self.each():
+            from t2t_flax.extensions.trackers.hook import check_installed
+
+            check_installed(self)
+
+    def training_hooks(self, setup: Any, progress: Any, processes: Any) -> list[Any]:
+        if not self.each():
+            return []
+        from t2t_flax.extensions.trackers.hook import hooks
+
+        return hooks(setup, progress, processes)
+
     def each(self) -> tuple[str, ...]:
         """Trackers in `names`, each once."""
         return tuple(dict.fromkeys(name.strip() for name in self.names.split(",") if name.strip()))
 
 
 GROUPS.add("trackers", Trackers)
-HOOKS.add("t2t_flax.extensions.trackers.hook", "trackers.names")

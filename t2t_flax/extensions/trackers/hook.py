@@ -17,7 +17,6 @@ from typing import Any
 
 from etils import epath
 
-from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import first_line, require
 from t2t_flax.extensions.trackers import Trackers
@@ -162,9 +161,8 @@ def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) ->
     return [Hook("log", log), Hook("end", end)]
 
 
-def check_installed(config: Config) -> None:
-    """Raise UserError before the training if a package of a tracker is missing."""
-    names = Trackers.of(config)
+def check_installed(names: Trackers) -> None:
+    """Raise UserError if a package of a tracker is missing."""
     for name in names.each():
         for module in MODULES.get(name, (name,)):
             require(module, name, f"config.trackers.names = {names.names}")

@@ -18,7 +18,7 @@ from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.finetuning import parse_init_checkpoint
 from t2t_flax.extensions.finetuning.start import rows_by_piece, start_params, tables_by_piece
-from t2t_flax.extensions.finetuning.tokenizer import hook
+from t2t_flax.extensions.finetuning.tokenizer import FineTuningHook
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
@@ -110,16 +110,18 @@ def test_another_tokenizer_than_that_of_the_first_run_is_refused(first, tmp_path
     same = own.with_values({"data.tokenizer_model": str(first / "tokenizer" / "tokenizer.model")})
     folder = own.with_values({"data.tokenizer_model": str(first / "tokenizer")})
     for config in (own, same, folder):
-        assert hook(config).tokenizer_folder() == first / "tokenizer"
+        assert FineTuningHook(config).tokenizer_folder() == first / "tokenizer"
     source = open_source("toy:valid:80", source_language="en", target_language="de")
     other = train_tokenizers(source, dataclasses.replace(own.data, vocab_size=400))
     other.save(tmp_path)
     for path in (tmp_path, tmp_path / "tokenizer.model"):
         config = own.with_values({"data.tokenizer_model": str(path)})
         with refused("finetuning.init_from", "by_piece"):
-            hook(config).tokenizer_folder()
+            FineTuningHook(config).tokenizer_folder()
     assert (
-        hook(config.with_values({"finetuning.init_vocabulary": "by_piece"})).tokenizer_folder()
+        FineTuningHook(
+            config.with_values({"finetuning.init_vocabulary": "by_piece"})
+        ).tokenizer_folder()
         is None
     )
 

@@ -17,13 +17,11 @@ from helpers.runs import start, tiny_run
 
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.extensions.inspection import layers
 from t2t_flax.extensions.inspection.layers import activations
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training.hooks import call_hooks
-from t2t_flax.training.parts import TrainProgress
 from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.setup import compile_programs, put_batch, set_up_training, train_program
 from t2t_flax.training.train_state import init_state
@@ -44,7 +42,7 @@ def measured(setup, state=None, number=0) -> dict[str, float]:
     setup = dataclasses.replace(
         setup, config=setup.config.with_values({"inspection.layers_every": 1})
     )
-    made = layers.hooks(setup, TrainProgress(), ProcessGroup())
+    made = layers.hooks(setup)
     batch, values = put_batch(setup.batches.batch(number), setup.mesh), {}
     call_hooks(made, "before", 1, state, batch)
     call_hooks(made, "update", 1, batch, values)
@@ -119,7 +117,7 @@ def test_updates_in_a_row_keep_their_own_numbers(monkeypatch, tmp_path):
     compiled = {(1, 2, 3): lambda state, arrays: np.array([state])}, ["activation_rms/encoder_0"]
     monkeypatch.setattr(layers, "compile_measure", lambda setup: compiled)
     config = tiny_run(tmp_path, inspection=dict(layers_every=1))
-    made = layers.hooks(types.SimpleNamespace(config=config), TrainProgress(), ProcessGroup())
+    made = layers.hooks(types.SimpleNamespace(config=config))
     found = []
     for step in (1, 2, 3):
         call_hooks(made, "before", step, step / 4, batch)
