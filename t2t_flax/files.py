@@ -1,12 +1,13 @@
 """Files and folders that appear whole or not at all.
 
-Functions marked `dispatch_by_storage` have a twin for object stores (`registry.OBJECT_STORAGE`).
+Functions marked `dispatch_by_storage` have a twin for object stores.
 """
 
 import contextlib
 import errno
 import fcntl
 import functools
+import importlib
 import os
 import re
 import tempfile
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO, TypeVar
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.registry import OBJECT_STORAGE
+from t2t_flax.registry import load_extensions
 
 PARTIAL = r"\.partial-[0-9a-f]{32}"
 """Pattern of the suffix of incomplete files and folders.
@@ -66,11 +67,22 @@ def is_remote(path: epath.PathLike) -> bool:
     return "://" in os.fspath(path)
 
 
-def _object_storage(path: epath.PathLike) -> Any:
-    modules = [*OBJECT_STORAGE.load_all()]
-    if not modules:
+object_storage = ""
+"""Name of the module with the twins for object stores; an extension sets it."""
+
+
+def _twin(name: str, path: epath.PathLike) -> Any:
+    """Return the extension's function of this name. Raises UserError if there is none."""
+    load_extensions()
+    if not object_storage:
         raise UserError(f"{path} is in an object store, which no extension opens.")
-    return modules[0]
+    return getattr(importlib.import_module(object_storage), name)
+
+
+def _storage_says(name: str, error: BaseException) -> bool:
+    """Return what the extension says about an error; False if there is none."""
+    load_extensions()
+    return bool(object_storage) and _twin(name, "")(error)
 
 
 def dispatch_by_storage(function: _Function) -> _Function:
@@ -81,7 +93,7 @@ def dispatch_by_storage(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def chosen(path: epath.PathLike, *arguments, **named):
-        twin = getattr(_object_storage(path), function.__name__) if is_remote(path) else function
+        twin = _twin(function.__name__, path) if is_remote(path) else function
         return twin(path, *arguments, **named)
 
     return typing.cast(_Function, chosen)
@@ -121,7 +133,7 @@ def is_transient(error: BaseException) -> bool:
     return (
         isinstance(error, PermissionError | ConnectionError | TimeoutError | MemoryError)
         or not numbers.isdisjoint(_TRANSIENT_NUMBERS)
-        or any(module.is_transient(error) for module in OBJECT_STORAGE.load_all())
+        or _storage_says("is_transient", error)
     )
 
 
@@ -133,7 +145,7 @@ def is_write_refused(error: BaseException) -> bool:
     return (
         any(word in str(error) for word in _REFUSED)
         or getattr(error, "errno", None) in _REFUSED_NUMBERS
-        or any(module.is_write_refused(error) for module in OBJECT_STORAGE.load_all())
+        or _storage_says("is_write_refused", error)
     )
 
 
@@ -349,7 +361,7 @@ def copy_file(source: epath.PathLike, target: epath.PathLike) -> None:
 
     This takes constant memory, and an object appears whole.
     """
-    _object_storage(target if is_remote(target) else source).copy_file(source, target)
+    _twin("copy_file", target if is_remote(target) else source)(source, target)
 
 
 @dispatch_by_storage

@@ -1,8 +1,6 @@
-"""Models that --workdir can name in place of a run.
+"""Models that --workdir can name in place of a run; extensions open them."""
 
-Extensions open them, see `registry.MODEL_FORMS`.
-"""
-
+import dataclasses
 import importlib
 import os
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.registry import MODEL_FORMS, ModelForm, load_extensions
+from t2t_flax.registry import Table, load_extensions
 
 if TYPE_CHECKING:
     from t2t_flax.config import Config
@@ -37,6 +35,28 @@ class StoredModel(Protocol):
         Raises UserError for other names or shapes.
         """
         ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelForm:
+    """Form of a model that --workdir may name in place of a run.
+
+    Attributes:
+        shown: text for help.
+        module: module with `folder_of(name)` and `open_model(folder)`, which return what
+            `run_folder` and `open_model` do.
+        prefix: start of names in this form, with the colon.
+        file: name of a file in each folder with such a model.
+    """
+
+    shown: str
+    module: str
+    prefix: str
+    file: str
+
+
+MODEL_FORMS: Table[ModelForm] = Table()
+"""Forms that extensions add."""
 
 
 def open_model(folder: epath.PathLike) -> StoredModel | None:

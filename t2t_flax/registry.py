@@ -7,7 +7,7 @@ needs, and resolving a config does not import JAX.
 
 import dataclasses
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 
@@ -43,23 +43,6 @@ class SourceForm:
     suffixes: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelForm:
-    """Form of a model that --workdir may name in place of a run.
-
-    Attributes:
-        shown: text for help.
-        module: module with `folder_of(name)` and `open_model(folder)`, see `t2t_flax.model_forms`.
-        prefix: start of names in this form, with the colon.
-        file: name of a file in each folder with such a model.
-    """
-
-    shown: str
-    module: str
-    prefix: str
-    file: str
-
-
 LINES, OUTPUTS = "source lines", "outputs"
 REPEATED_WORKDIR = "repeated --workdir"
 """Name in FLAGS of the second and later --workdir; its row sets a key to their list."""
@@ -82,19 +65,6 @@ class Flag:
     metavar: str = ""
     key: str = ""
     module: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class MetricRow:
-    """Metric that an extension adds.
-
-    Attributes:
-        module: `module:object` of a class as `tasks.Metric`.
-        keys: config keys. Records may have the metric if one of these keys is set.
-    """
-
-    module: str
-    keys: tuple[str, ...]
 
 
 Row = TypeVar("Row")
@@ -136,11 +106,6 @@ class Table(dict[str, Row]):
             else importlib.import_module(module)
         )
 
-    def load_all(self) -> Iterator[Any]:
-        """Return the modules or objects of all rows."""
-        load_extensions()
-        return map(self.load, self)
-
 
 class Group:
     """Config keys `config.NAME.KEY` of an extension, and what they do in a run.
@@ -165,6 +130,14 @@ class Group:
     def parameters(self, config: Any) -> Any:
         """Return the `training.parameters.Parameters` of a run, or None. A config has one."""
         return None
+
+    @staticmethod
+    def metrics() -> Sequence[Any]:
+        """Return `tasks.Metric` objects for configs that set a key of the group.
+
+        `Metric.applies` says which.
+        """
+        return ()
 
     def training_hooks(self, setup: Any, progress: Any, processes: Any) -> Sequence[Any]:
         """Return the `training.hooks.Hook` objects of a run that is restored and compiled.
@@ -240,14 +213,8 @@ TOKENIZER_FILES: Table[str] = Table()
 
 Files in other formats are SentencePiece models.
 """
-MODEL_FORMS: Table[ModelForm] = Table()
-"""Forms of models that --workdir may name in place of a run."""
 TASKS = Table({"translation": "t2t_flax.tasks.translation:Translation"})
 """Choices of data.task: subclasses of `tasks.Task`."""
-METRICS: Table[MetricRow] = Table()
-"""Metrics that extensions add to the metrics of a task."""
-PRESET_MODULES: list[str] = []
-"""Modules with more presets: a dict `PRESETS` of `config.presets.Preset` by name."""
 ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
 """Choices of model.attention_kernel: einsum, automatic choice, and kernels.
 
@@ -295,11 +262,6 @@ all. An optimizer with its own average of the parameters returns a
 """
 FLAGS: Table[Flag] = Table()
 """Flags that extensions add to commands of the core or of other extensions."""
-OBJECT_STORAGE: Table[str] = Table()
-"""Module for paths in object stores; at most one row.
-
-It has a function of the same name for each function with the decorator `files.dispatch_by_storage`.
-"""
 GROUPS: Table[type[Group]] = Table()
 """Groups of config keys that extensions declare."""
 

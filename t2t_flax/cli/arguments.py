@@ -14,8 +14,8 @@ from typing import Any
 
 from t2t_flax.errors import UserError
 from t2t_flax.files import expand_home, is_remote, is_write_refused
-from t2t_flax.model_forms import is_name
-from t2t_flax.registry import FLAGS, LINES, MODEL_FORMS, REPEATED_WORKDIR, load_extensions
+from t2t_flax.model_forms import MODEL_FORMS, is_name
+from t2t_flax.registry import FLAGS, LINES, REPEATED_WORKDIR, load_extensions
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys`"

@@ -1,7 +1,7 @@
 """Sources of a config: a Python file, the config.json of a run, or a preset.
 
-Presets are those in the paper, and those that extensions add (`registry.PRESET_MODULES`). A preset
-lists the keys whose values differ from the defaults of `schema`, the paper's base model.
+The presets are the paper's, and others that extensions add. A preset lists the keys whose values
+differ from the defaults of `schema`, the paper's base model.
 `explain --diff=NAME` compares a config with a preset.
 """
 
@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import functools
 import importlib.util
-import operator
 import traceback
 from collections.abc import Container
 from pathlib import Path
@@ -30,7 +29,7 @@ from t2t_flax.config.overrides import (
 )
 from t2t_flax.config.schema import Config
 from t2t_flax.errors import UserError
-from t2t_flax.registry import PRESET_MODULES, load_extensions
+from t2t_flax.registry import Table, load_extensions
 
 Keys = Values
 
@@ -103,7 +102,7 @@ _TOY = {
     "mesh.cpu_devices": 2,
 }
 
-PRESETS: dict[str, Preset] = {
+PRESETS = Table({
     "toy": Preset("this project's built-in English-German corpus with a small model", _TOY),
     "aiayn_base": Preset("the paper, 5 and 6.1", BASE, "27.3 paper BLEU on newstest2014 (Table 2)"),
     "aiayn_big": Preset("the paper, 5 and 6.1", _BIG, "28.4 paper BLEU on newstest2014 (Table 2)"),
@@ -115,7 +114,8 @@ PRESETS: dict[str, Preset] = {
         _BIG | _ENFR | {"model.dropout": 0.1},
         "41.0 paper BLEU on newstest2014 (Table 2; 41.8 in later versions)",
     ),
-}
+})  # fmt: skip
+"""Presets by name; load them with `presets`."""
 
 
 def preset(name: str) -> ml_collections.ConfigDict:
@@ -135,8 +135,7 @@ def preset(name: str) -> ml_collections.ConfigDict:
 def presets() -> dict[str, Preset]:
     """Return all presets: first the paper's, then those from extensions."""
     load_extensions()
-    added = (importlib.import_module(module).PRESETS for module in PRESET_MODULES)
-    return functools.reduce(operator.or_, added, PRESETS)
+    return PRESETS
 
 
 def find(name: str) -> Preset:
@@ -144,8 +143,6 @@ def find(name: str) -> Preset:
 
     Raises UserError that suggests the nearest name.
     """
-    if name in PRESETS:
-        return PRESETS[name]
     known = presets()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)

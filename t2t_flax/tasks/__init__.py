@@ -6,7 +6,7 @@ Each task is a class, listed in `registry.TASKS` under its data.task.
 import abc
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ from t2t_flax.data.hooks import config_of_set
 from t2t_flax.data.sources import Source, one_line
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.registry import METRICS, TASKS, load_extensions
+from t2t_flax.registry import GROUPS, TASKS, load_extensions
 
 Entry: TypeAlias = dict[str, Any]
 """Metric in a record, as JSON."""
@@ -147,9 +147,7 @@ class Task(abc.ABC):
 
     def __init__(self, config: Config):
         self.config = config
-        added = [
-            METRICS.load(name) for name, row in METRICS.items() if any(map(config.value, row.keys))
-        ]
+        added = (metric for _, group in config.extensions for metric in group.metrics())
         self.metrics = tuple(
             metric for metric in (*type(self).metrics, *added) if metric.applies(config)
         )
@@ -264,12 +262,19 @@ def lower_is_better(name: str) -> bool:
     `name` is any name of `find_metric`. A metric is the same in all tasks, and on each of several
     sets (`NAME/SET`). Raises UserError for a name that no task has.
     """
-    of_tasks = (metric for task in TASKS.load_all() for metric in task.metrics)
-    if metric := find_metric(
-        itertools.chain(model_metrics(), of_tasks, METRICS.load_all()), name.partition("/")[0]
-    ):
+    load_extensions()
+    of_tasks = (metric for task in TASKS for metric in TASKS.load(task).metrics)
+    every = itertools.chain(model_metrics(), of_tasks, extension_metrics())
+    if metric := find_metric(every, name.partition("/")[0]):
         return not metric.higher_is_better
     raise UserError(f"no task has a metric {name!r}.")
+
+
+def extension_metrics() -> Iterator[Metric]:
+    """Yield the metrics of all extensions."""
+    load_extensions()
+    for group in GROUPS.values():
+        yield from group.metrics()
 
 
 NAMES_IN_RECORDS = {"nll": "nll", "ppl": "perplexity"}

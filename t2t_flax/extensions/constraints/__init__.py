@@ -3,13 +3,14 @@
 Rules are penalties and limits.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import READ, SCORES, TEXT, TRANSLATIONS, key, one_of
 from t2t_flax.errors import UserError
-from t2t_flax.registry import GROUPS, METRICS, SEARCHES, Group, MetricRow
+from t2t_flax.registry import GROUPS, SEARCHES, Group
 
 CONSTRAINED = "constrained_beam"
 TABS, JSON = "tabs", "json"
@@ -85,6 +86,12 @@ class Constraints(Group):
                 "config.constraints.lines = tabs or json."
             )
 
+    @staticmethod
+    def metrics() -> Sequence[Any]:
+        from t2t_flax.extensions.constraints.term_use import TERM_USE
+
+        return (TERM_USE,)
+
     def step_change(self, config: Config) -> Any:
         limits = self.no_repeat_ngram, self.min_length, self.repetition_penalty
         if not any((self.lines, self.glossary, self.avoid, self.suppress, *limits)):
@@ -96,10 +103,3 @@ class Constraints(Group):
 
 GROUPS.add("constraints", Constraints)
 SEARCHES.add(CONSTRAINED, "t2t_flax.extensions.constraints.constrained:constrained_beam")
-METRICS.add(
-    "term_use",
-    MetricRow(
-        "t2t_flax.extensions.constraints.term_use:METRIC",
-        ("constraints.counted_terms", "constraints.glossary"),
-    ),
-)

@@ -43,7 +43,7 @@ def _rate(sums: np.ndarray) -> float:
     return 100.0 * used / terms if terms else 100.0
 
 
-METRIC = Metric(
+TERM_USE = Metric(
     "term_use",
     "terms used",
     statistics=_statistics,

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import TRANSLATIONS, key, one_of
+from t2t_flax.model_forms import MODEL_FORMS, ModelForm
 from t2t_flax.registry import (
     COMMANDS,
     DECODERS,
     GROUPS,
-    MODEL_FORMS,
     TOKENIZER_FILES,
     Command,
     Group,
-    ModelForm,
 )
 
 

@@ -3,12 +3,14 @@
 Their packages compute them in a separate process and environment.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import CODE, PROGRAM, SCORES, TEXT, is_set, lists, mutable_key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import FLAGS, GROUPS, METRICS, Flag, Group, MetricRow
+from t2t_flax.registry import FLAGS, GROUPS, Flag, Group
 
 NAMES = ("comet", "kiwi", "metricx")
 
@@ -91,16 +93,14 @@ class LearnedMetrics(Group):
                 f" data.task = {config.data.task}."
             )
 
+    @staticmethod
+    def metrics() -> Sequence[Any]:
+        from t2t_flax.extensions.learned_metrics.metrics import COMET, KIWI, METRICX
+
+        return COMET, KIWI, METRICX
+
 
 GROUPS.add("learned_metrics", LearnedMetrics)
-for _name in NAMES:
-    METRICS.add(
-        _name,
-        MetricRow(
-            f"t2t_flax.extensions.learned_metrics.metrics:{_name.upper()}",
-            ("learned_metrics.names",),
-        ),
-    )
 FLAGS.add(
     "--metric",
     Flag(

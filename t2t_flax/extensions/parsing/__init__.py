@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from t2t_flax.config.keys import TRANSLATIONS, key, one_of
-from t2t_flax.registry import GROUPS, PRESET_MODULES, TASKS, TOKENIZER_FILES, Group
+from t2t_flax.config.presets import PRESETS
+from t2t_flax.extensions.parsing import presets
+from t2t_flax.registry import GROUPS, TASKS, TOKENIZER_FILES, Group
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ TASKS.add(
     "t2t_flax.extensions.parsing.task:Parsing",
     ignores=("data.pretokenized", "eval.sacrebleu_tokenizer"),
 )
-PRESET_MODULES.append("t2t_flax.extensions.parsing.presets")
+for _name, _preset in presets.ROWS.items():
+    PRESETS.add(_name, _preset)
 GROUPS.add("parsing", ParsingKeys)
 TOKENIZER_FILES.add(
     "symbols split at spaces", "t2t_flax.extensions.shared.list_tokenizer:SymbolTokenizer"

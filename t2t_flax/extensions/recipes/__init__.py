@@ -8,8 +8,10 @@ from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
+from t2t_flax.config.presets import PRESETS
 from t2t_flax.errors import UserError
-from t2t_flax.registry import GROUPS, PRESET_MODULES, Group
+from t2t_flax.extensions.recipes import algoperf, presets
+from t2t_flax.registry import GROUPS, Group
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,6 @@ class Recipes(Group):
         return PaddedBatches(config)
 
 
-PRESET_MODULES.append("t2t_flax.extensions.recipes.presets")
-PRESET_MODULES.append("t2t_flax.extensions.recipes.algoperf")
+for _name, _preset in (presets.ROWS | algoperf.ROWS).items():
+    PRESETS.add(_name, _preset)
 GROUPS.add("recipes", Recipes)

@@ -3,9 +3,9 @@
 import os
 import sys
 
-from t2t_flax.registry import OBJECT_STORAGE
+from t2t_flax import files
 
-OBJECT_STORAGE.add("fsspec", "t2t_flax.extensions.storage.objects")
+files.object_storage = "t2t_flax.extensions.storage.objects"
 
 # A cached listing would hide files that another host has written since. fsspec reads this when it
 # is imported.

@@ -17,13 +17,14 @@ from t2t_flax.config import Config, Data, Eval
 from t2t_flax.config.data_keys import DEFAULT_LANGUAGES
 from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json
-from t2t_flax.registry import GROUPS, METRICS, load_extensions
+from t2t_flax.registry import GROUPS, load_extensions
 from t2t_flax.tasks import (
     SEED,
     Predictions,
     SentenceStatistics,
     Task,
     draw_sentences,
+    extension_metrics,
     resampled_scores,
     task_of,
 )
@@ -170,7 +171,7 @@ def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = ""
     names = comparable_names(task)
     score = score or names[0]
     if score not in names:
-        if score in METRICS and METRICS.load(score).of_entry:
+        if any(metric.name == score and metric.of_entry for metric in extension_metrics()):
             raise UserError(_LACKS.format(path=path_a, score=score))
         name = task.config.data.task
         raise UserError(
