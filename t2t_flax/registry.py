@@ -1,71 +1,14 @@
 """Tables of components by name; extensions add rows.
 
-Components are commands, groups of config keys, layers, sources, hooks and more. A row names a
-module, which is imported only when it is used. A run therefore imports only the extensions that it
-needs, and resolving a config does not import JAX.
+Most tables are the choices of a config key. A row names a module, which is imported only when it is
+used. A run therefore imports only the extensions that it needs, and resolving a config does not
+import JAX.
 """
 
 import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
-
-
-@dataclasses.dataclass(frozen=True)
-class Command:
-    """Command of the command line.
-
-    Attributes:
-        module: module with the function `run(argv)`, which returns the exit code.
-        summary: line for help texts.
-    """
-
-    module: str
-    summary: str
-
-
-@dataclasses.dataclass(frozen=True)
-class SourceForm:
-    """Form in which data.train, data.valid and data.test name a corpus.
-
-    Attributes:
-        shown: text for messages.
-        module: module with `open_spec`, see `t2t_flax.data.sources.text`. An optional function
-            `writes(spec, root)` returns whether opening the source writes files to data.root.
-        prefix: a spec that begins with `prefix:` has this form.
-        suffixes: endings of a file in this form. The ending of a compression and columns after a
-            colon may follow. A list of several files needs neither prefix nor suffix.
-    """
-
-    shown: str
-    module: str
-    prefix: str = ""
-    suffixes: tuple[str, ...] = ()
-
-
-LINES, OUTPUTS = "source lines", "outputs"
-REPEATED_WORKDIR = "repeated --workdir"
-"""Name in FLAGS of the second and later --workdir; its row sets a key to their list."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Flag:
-    """Flag that an extension adds.
-
-    Attributes:
-        commands: command with this flag. LINES = every command that reads source lines, OUTPUTS =
-            every command that also prints translations.
-        metavar: name of the value in help texts; "" = no value.
-        key: dotted name of the config key that the flag sets.
-        module: without `key`: `module:object` of a class as `cli.arguments.Change`.
-    """
-
-    commands: str
-    summary: str
-    metavar: str = ""
-    key: str = ""
-    module: str = ""
-
 
 Row = TypeVar("Row")
 
@@ -100,11 +43,73 @@ class Table(dict[str, Row]):
         if name not in self:
             raise ValueError(f"{name!r} is none of {', '.join(self)}")
         module, _, attribute = getattr(self[name], "module", str(self[name])).partition(":")
-        return (
-            getattr(importlib.import_module(module), attribute)
-            if attribute
-            else importlib.import_module(module)
-        )
+        loaded = importlib.import_module(module)
+        return getattr(loaded, attribute) if attribute else loaded
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """Command of the command line.
+
+    Attributes:
+        module: module with the function `run(argv)`, which returns the exit code.
+        summary: line for help texts.
+    """
+
+    module: str
+    summary: str
+
+
+COMMANDS = Table({
+    "train": Command(
+        "t2t_flax.cli.train",
+        "train a config, or resume the run in a workdir; ends with an evaluation record",
+    ),
+    "evaluate": Command(
+        "t2t_flax.cli.evaluate",
+        "decode and score a split with a trained run; writes a record",
+    ),
+    "translate": Command(
+        "t2t_flax.cli.translate",
+        "translate lines of text with a trained run",
+    ),
+    "prepare": Command(
+        "t2t_flax.cli.prepare",
+        "train the tokenizer and tokenise the data of a config before training",
+    ),
+    "explain": Command(
+        "t2t_flax.cli.explain",
+        "parameter counts and schedule of a config; diff against a preset; list all keys",
+    ),
+})  # fmt: skip
+
+
+LINES, OUTPUTS = "source lines", "outputs"
+REPEATED_WORKDIR = "repeated --workdir"
+"""Name in FLAGS of the second and later --workdir; its row sets a key to their list."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """Flag that an extension adds.
+
+    Attributes:
+        commands: command with this flag. LINES = every command that reads source lines, OUTPUTS =
+            every command that also prints translations.
+        metavar: name of the value in help texts; "" = no value.
+        key: dotted name of the config key that the flag sets.
+        module: without `key`: `module:object` of a class as `cli.arguments.Change`.
+    """
+
+    commands: str
+    summary: str
+    metavar: str = ""
+    key: str = ""
+    module: str = ""
+
+
+FLAGS: Table[Flag] = Table()
+"""Flags that extensions add to commands of the core or of other extensions."""
 
 
 class Group:
@@ -131,18 +136,18 @@ class Group:
         """Return the `training.parameters.Parameters` of a run, or None. A config has one."""
         return None
 
+    def training_hooks(self, setup: Any, progress: Any, processes: Any) -> Sequence[Any]:
+        """Return the `training.hooks.Hook` objects of a run that is restored and compiled.
+
+        It may compile programs, or raise UserError.
+        """
+        return ()
+
     @staticmethod
     def metrics() -> Sequence[Any]:
         """Return `tasks.Metric` objects for configs that set a key of the group.
 
         `Metric.applies` says which.
-        """
-        return ()
-
-    def training_hooks(self, setup: Any, progress: Any, processes: Any) -> Sequence[Any]:
-        """Return the `training.hooks.Hook` objects of a run that is restored and compiled.
-
-        It may compile programs, or raise UserError.
         """
         return ()
 
@@ -155,40 +160,29 @@ class Group:
         return loaded
 
 
-COMMANDS = Table({
-    "train": Command(
-        "t2t_flax.cli.train",
-        "train a config, or resume the run in a workdir; ends with an evaluation record",
-    ),
-    "evaluate": Command(
-        "t2t_flax.cli.evaluate",
-        "decode and score a split with a trained run; writes a record",
-    ),
-    "translate": Command(
-        "t2t_flax.cli.translate",
-        "translate lines of text with a trained run",
-    ),
-    "prepare": Command(
-        "t2t_flax.cli.prepare",
-        "train the tokenizer and tokenise the data of a config before training",
-    ),
-    "explain": Command(
-        "t2t_flax.cli.explain",
-        "parameter counts and schedule of a config; diff against a preset; list all keys",
-    ),
-})  # fmt: skip
-DECODERS = Table({"jax": "t2t_flax.decoding.translator:JaxDecoder"})
-"""Choices of decode.engine: classes as `decoding.translator.Decoder`."""
-SEARCHES = Table({
-    "beam": "t2t_flax.decoding.beam_search:beam",
-    "greedy": "t2t_flax.decoding.sampling:greedy",
-    "sample": "t2t_flax.decoding.sampling:sample",
-})  # fmt: skip
-"""Choices of decode.strategy: functions (config, tokenizers) -> Search.
+GROUPS: Table[type[Group]] = Table()
+"""Groups of config keys that extensions declare."""
 
-The type is `decoding.search_loop.Search`. A sentence has one hypothesis with greedy, decode.n_best
-with sample, and decode.beam_size with others.
-"""
+
+@dataclasses.dataclass(frozen=True)
+class SourceForm:
+    """Form in which data.train, data.valid and data.test name a corpus.
+
+    Attributes:
+        shown: text for messages.
+        module: module with `open_spec`, see `t2t_flax.data.sources.text`. An optional function
+            `writes(spec, root)` returns whether opening the source writes files to data.root.
+        prefix: a spec that begins with `prefix:` has this form.
+        suffixes: endings of a file in this form. The ending of a compression and columns after a
+            colon may follow. A list of several files needs neither prefix nor suffix.
+    """
+
+    shown: str
+    module: str
+    prefix: str = ""
+    suffixes: tuple[str, ...] = ()
+
+
 SOURCES = Table(
     {
         "toy": SourceForm(
@@ -204,6 +198,8 @@ SOURCES = Table(
     }
 )
 """Forms of data.train, data.valid and data.test."""
+TASKS = Table({"translation": "t2t_flax.tasks.translation:Translation"})
+"""Choices of data.task: subclasses of `tasks.Task`."""
 TOKENIZERS = Table(
     {name: "t2t_flax.data.tokenizers:SentencePieceTokenizer" for name in ("bpe", "unigram")}
 )
@@ -213,15 +209,6 @@ TOKENIZER_FILES: Table[str] = Table()
 
 Files in other formats are SentencePiece models.
 """
-TASKS = Table({"translation": "t2t_flax.tasks.translation:Translation"})
-"""Choices of data.task: subclasses of `tasks.Task`."""
-ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
-"""Choices of model.attention_kernel: einsum, automatic choice, and kernels.
-
-A kernel's module has PLATFORM ("gpu" or "tpu"), `takes(q, k, v, mask)` and
-`attend(q, k, v, mask, scaled=...)`. Its functions `unavailable()` and `slower(length)` return a
-reason or "".
-"""
 MIXERS = Table({"attention": "t2t_flax.models.attention:SelfAttention"})
 """Choices of model.mixer; see `t2t_flax.models.attention`."""
 SCORES = Table(
@@ -230,6 +217,13 @@ SCORES = Table(
 """Choices of model.attention_score: functions that return a flax module.
 
 The module maps q [..., T, N, H] and k [..., S, N, H] to float32 scores [..., N, T, S].
+"""
+ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
+"""Choices of model.attention_kernel: einsum, automatic choice, and kernels.
+
+A kernel's module has PLATFORM ("gpu" or "tpu"), `takes(q, k, v, mask)` and
+`attend(q, k, v, mask, scaled=...)`. Its functions `unavailable()` and `slower(length)` return a
+reason or "".
 """
 FEED_FORWARDS = Table({"dense": "t2t_flax.models.layers:FeedForward"})
 """Choices of model.feed_forward: flax modules with the interface of `FeedForward`."""
@@ -249,10 +243,6 @@ POSITIONS = Table(
     }
 )
 """Choices of model.position: instances of `PositionScheme`."""
-SCHEDULES = Table(
-    {name: f"t2t_flax.training.optimizer:{name}" for name in ("noam", "inverse_sqrt", "constant")}
-)
-"""Choices of optimizer.schedule: config -> `training.optimizer.Schedule`."""
 OPTIMIZERS = Table({"adam": "t2t_flax.training.optimizer:adam"})
 """Choices of optimizer.name: functions config -> optax transformation.
 
@@ -260,10 +250,22 @@ It turns gradients into a direction. Weight decay and the learning rate follow i
 all. An optimizer with its own average of the parameters returns a
 `training.optimizer.AveragingDirection` and ignores optimizer.ema_decay.
 """
-FLAGS: Table[Flag] = Table()
-"""Flags that extensions add to commands of the core or of other extensions."""
-GROUPS: Table[type[Group]] = Table()
-"""Groups of config keys that extensions declare."""
+SCHEDULES = Table(
+    {name: f"t2t_flax.training.optimizer:{name}" for name in ("noam", "inverse_sqrt", "constant")}
+)
+"""Choices of optimizer.schedule: config -> `training.optimizer.Schedule`."""
+DECODERS = Table({"jax": "t2t_flax.decoding.translator:JaxDecoder"})
+"""Choices of decode.engine: classes as `decoding.translator.Decoder`."""
+SEARCHES = Table({
+    "beam": "t2t_flax.decoding.beam_search:beam",
+    "greedy": "t2t_flax.decoding.sampling:greedy",
+    "sample": "t2t_flax.decoding.sampling:sample",
+})  # fmt: skip
+"""Choices of decode.strategy: functions (config, tokenizers) -> Search.
+
+The type is `decoding.search_loop.Search`. A sentence has one hypothesis with greedy, decode.n_best
+with sample, and decode.beam_size with others.
+"""
 
 
 def load_extensions() -> None:

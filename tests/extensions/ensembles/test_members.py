@@ -63,7 +63,7 @@ def test_translate_with_two_workdirs(runs, capsys, monkeypatch, tmp_path):
     assert main(words) == 0
     assert capsys.readouterr().out.splitlines() == [t.text for t in both(runs).translate(LINES)]
     refused_command(
-        [*words, f"--config.ensembles.members={runs[1]}"], "--workdir", "config.ensembles.members"
+        [*words, f"--config.ensembles.members={runs[0]}"], "--workdir", "config.ensembles.members"
     )
 
 
