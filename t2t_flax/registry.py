@@ -156,7 +156,7 @@ class Group:
         return None
 
     def ensemble(self, loaded: Any, choice: Any, overrides: Any, processes: Any) -> Any:
-        """Return the model that decodes in place of a `loaded` one; see `evaluation.restore.load`."""
+        """Return the `evaluation.restore.TrainedModel` that decodes in place of a loaded one."""
         return loaded
 
 

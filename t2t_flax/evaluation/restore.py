@@ -73,8 +73,8 @@ class TrainedModel(StoredRun):
     Args:
         checkpoint: restored parameters with their steps.
         models: description of each model in records, if several decode together
-            (`registry.Group.ensemble`). Then `model` and `params` cover all models, and everything else
-            belongs to the first.
+            (`registry.Group.ensemble`). Then `model` and `params` cover all models, and everything
+            else belongs to the first.
         elsewhere: whether `workdir` is a folder for records of several runs, not the run's own.
     """
 
