@@ -1,6 +1,7 @@
 """The command `plot`: the curves of runs and sweeps, their picture, and refusals."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -122,3 +123,8 @@ def test_mistakes_are_named(runs, tmp_path, monkeypatch, flags, named):
     write_run(tmp_path / "empty", [])
     refused_command(["plot", runs[0], *flags], *named)
     assert not (tmp_path / "plot.svg").exists()
+
+
+def test_a_missing_matplotlib_is_named_with_its_extra(runs, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    refused_command(["plot", *runs], "matplotlib", "[plots]")
