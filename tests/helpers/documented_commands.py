@@ -144,6 +144,8 @@ def shortened(command: str) -> str:
         return command.replace("alignments.layer=2", "alignments.layer=1") + run
     if name in ("fit_scaling", "check_sizes", "selftest"):
         return ""  # tests/extensions/scaling, mup and selftest run them
+    if name == "plot":
+        return re.sub(r" --metrics=\S+", "", command)  # too short a run lacks some
     if name == "branch":
         return re.sub(r"--tokens=\d+", "--tokens=2048 --factors=1,2 --noise-batches=16", command)
     if name == "sweep" and "--workdir=sweeps/dropout --set" in command:

@@ -144,11 +144,11 @@ def _draw_curve(
     Returns further entries of the legend, as arguments of lines by label.
     """
     entries: dict[str, dict[str, Any]] = {}
-    color, line = look["color"], {**look, "marker": ""}
+    color, line = look["color"], dict(look)
     steps, values = curve.series(name)
-    if name.startswith("valid_"):
-        means, line = values, {**look, "lw": 0.6 * look["lw"]}
-    else:
+    means = values
+    if not name.startswith("valid_"):
+        line["marker"] = ""
         means = values if name == EXACT else smoothed(steps, values, window)
     if len(values) > 1:
         panel.fill_between(steps, means.min(0), means.max(0), color=color, alpha=0.2, lw=0)
