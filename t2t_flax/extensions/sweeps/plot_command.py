@@ -150,11 +150,12 @@ def _draw_curve(
     if not name.startswith("valid_"):
         line["marker"] = ""
         means = values if name == EXACT else smoothed(steps, values, window)
+    if is_smoothed := not np.array_equal(means, values, equal_nan=True):
+        entries[f"mean of {window:,} updates"] = {"lw": 1.2}
     if len(values) > 1:
         panel.fill_between(steps, means.min(0), means.max(0), color=color, alpha=0.2, lw=0)
-    elif not np.array_equal(means, values, equal_nan=True):
+    elif is_smoothed:
         panel.plot(steps, values[0], color=color, alpha=0.3, lw=0.6)
-        entries[f"mean of {window:,} updates"] = {"lw": 1.2}
     panel.plot(steps, means.mean(0), **line)
     steps, values = curve.series(f"valid_{name}")
     if len(steps):
