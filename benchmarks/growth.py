@@ -51,20 +51,23 @@ def training_step(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.training.flops import padded_tokens, training_products
     from t2t_flax.training.optimizer import make_optimizer
+    from t2t_flax.training.parametrization import parametrization_of
     from t2t_flax.training.train_state import init_state, make_model
-    from t2t_flax.training.train_step import make_train_step
+    from t2t_flax.training.train_step import jit_train_step
 
     c, vocab = config_of(size), size["vocab"]
     mesh = mesh_lib.make_mesh(c.mesh)
-    model, tx = make_model(c, vocab, vocab), make_optimizer(c)
-    state, shardings = init_state(c, model, tx, mesh)
-    flops = training_products(c, vocab, state.params).flops(
+    model, parametrization = make_model(c, vocab, vocab), parametrization_of(c)
+    tx = make_optimizer(c, parametrization)
+    state, shardings = init_state(c, model, tx, parametrization, mesh)
+    flops = training_products(c, vocab, state.params, parametrization).flops(
         c.model, padded_tokens(size["rows"], size["length"])
     )
     ids = np.random.default_rng(0).integers(3, vocab, (2, size["rows"], size["length"]), np.int32)
     batch = {k: jax.device_put(x) for k, x in row_arrays(*ids, 1).items()}
     with mesh_lib.use(mesh):
-        program = make_train_step(c, model, tx, mesh, shardings).lower(state, batch).compile()
+        step = jit_train_step(c, model, tx, parametrization, mesh, shardings)
+        program = step.lower(state, batch).compile()
 
     def step() -> None:
         nonlocal state
@@ -86,6 +89,7 @@ def search(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.training.flops import Tokens, forward_products
     from t2t_flax.training.optimizer import make_optimizer
+    from t2t_flax.training.parametrization import parametrization_of
     from t2t_flax.training.train_state import init_state, make_model
 
     c, vocab, beam, length = config_of(size), size["vocab"], size.get("beam", 4), size["length"]
@@ -98,7 +102,9 @@ def search(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
     )
     mesh = mesh_lib.make_mesh(c.mesh)
     model = make_model(c, vocab, vocab)
-    params = init_state(c, model, make_optimizer(c), mesh)[0].params
+    parametrization = parametrization_of(c)
+    tx = make_optimizer(c, parametrization)
+    params = init_state(c, model, tx, parametrization, mesh)[0].params
     # The logit of EOS is then 0, which is never among the best: every hypothesis runs to the cap.
     table = params["shared_embedding"]["table"].at[1].set(0.0)
     params = params | {"shared_embedding": {"table": table}}

@@ -70,7 +70,7 @@ def consume(
             at = time.perf_counter()
             taken = prefetcher.next()
             waits.append(time.perf_counter() - at)
-            target += taken.batch.target_tokens
+            target += taken.host.target_tokens
             time.sleep(step)
         total = time.perf_counter() - began
     layout = layout_seconds(batches)

@@ -36,7 +36,7 @@ EVERY = 100
 def measure(config: Config, updates: int, folder: epath.Path) -> dict[str, Any]:
     """Medians, in milliseconds; the first two updates are left out."""
     setup = set_up_training(config, folder, prepare_corpus(task_of(config), folder))
-    state, _ = init_state(config, setup.model, setup.tx, setup.mesh)
+    state, _ = init_state(config, setup.model, setup.tx, setup.parametrization, setup.mesh)
     began = time.perf_counter()
     programs = compile_programs(train_program(setup), setup.batches.shapes, setup.mesh)
     compiled = time.perf_counter()

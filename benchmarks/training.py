@@ -77,9 +77,15 @@ def count_flops(size: dict[str, Any], batches: list) -> float:
     from benchmarks.engines.ours_training import config_of
     from t2t_flax.training.flops import real_tokens, training_products
     from t2t_flax.training.model_summary import state_on_one_device
+    from t2t_flax.training.parametrization import parametrization_of
 
     config, vocab, total = config_of(size), size["vocab"], 0.0
-    products = training_products(config, vocab, state_on_one_device(config, (vocab, vocab)).params)
+    products = training_products(
+        config,
+        vocab,
+        state_on_one_device(config, (vocab, vocab)).params,
+        parametrization_of(config),
+    )
     for source, target in batches:
         tokens = real_tokens((source > 0).sum(1), (target > 0).sum(1))
         total += products.flops(config.model, tokens)

@@ -132,8 +132,8 @@ class Group:
         """Return a `data.hooks.DataHook`, which changes the data of a run, or None."""
         return None
 
-    def parameters(self, config: Any) -> Any:
-        """Return the `training.parameters.Parameters` of a run, or None. A config has one."""
+    def parametrization(self, config: Any) -> Any:
+        """Return the `training.parametrization.Parametrization` of a run, or None. A config has one."""
         return None
 
     def training_hooks(self, setup: Any, progress: Any, processes: Any) -> Sequence[Any]:

@@ -43,10 +43,13 @@ def random_state(config: Config, vocab: int) -> Any:
     """Return a new state on all devices."""
     from t2t_flax.distributed.mesh import make_mesh
     from t2t_flax.training.optimizer import make_optimizer
+    from t2t_flax.training.parametrization import parametrization_of
     from t2t_flax.training.train_state import init_state, make_model
 
     model = make_model(config, vocab, vocab)
-    return init_state(config, model, make_optimizer(config), make_mesh(config.mesh))[0]
+    parametrization = parametrization_of(config)
+    tx = make_optimizer(config, parametrization)
+    return init_state(config, model, tx, parametrization, make_mesh(config.mesh))[0]
 
 
 def row_arrays(source: np.ndarray, target: np.ndarray, shards: int) -> dict[str, np.ndarray]:
@@ -83,14 +86,16 @@ def make_steps(
 
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.training.optimizer import make_optimizer
+    from t2t_flax.training.parametrization import parametrization_of
     from t2t_flax.training.precision import compiler_options
     from t2t_flax.training.train_state import init_state, make_model
-    from t2t_flax.training.train_step import make_train_step
+    from t2t_flax.training.train_step import jit_train_step
 
     mesh = mesh_lib.make_mesh(c.mesh, jax.devices()[:devices])
-    model, tx = make_model(c, size["vocab"], size["vocab"]), make_optimizer(c)
-    state, shardings = init_state(c, model, tx, mesh)
-    train_step = make_train_step(c, model, tx, mesh, shardings)
+    model, parametrization = make_model(c, size["vocab"], size["vocab"]), parametrization_of(c)
+    tx = make_optimizer(c, parametrization)
+    state, shardings = init_state(c, model, tx, parametrization, mesh)
+    train_step = jit_train_step(c, model, tx, parametrization, mesh, shardings)
     sharding = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)
     programs = {}
 

@@ -18,7 +18,7 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.model_forms import StoredModel, open_model
 from t2t_flax.training.checkpoints import Checkpoints, DamagedCheckpoint, is_scheduled
-from t2t_flax.training.parameters import merged, parameters_of
+from t2t_flax.training.parametrization import merged, parametrization_of
 
 log = logging.getLogger("t2t_flax")
 
@@ -131,9 +131,9 @@ def restore_params(
         DamagedCheckpoint: on all processes, if one of them cannot read its part.
     """
     meta = checkpoints.meta(step)
-    parameters = parameters_of(stored_config(meta))
-    trees = checkpoints.read(step, meta, {item: parameters.extend(abstract)})
-    return merged(parameters, trees[item]), meta
+    parametrization = parametrization_of(stored_config(meta))
+    trees = checkpoints.read(step, meta, {item: parametrization.extend(abstract)})
+    return merged(parametrization, trees[item]), meta
 
 
 def _chosen_steps(

@@ -582,7 +582,7 @@ def scheduled_and_metric(folder: epath.Path) -> dict[int, tuple[bool | None, flo
             scheduled = not meta.get("params_only") and is_scheduled(
                 stored_config(meta), meta["updates_per_epoch"], meta["step"]
             )
-            metric, data = meta.get("metric"), meta.get("progress", {}).get("metric_of")
+            metric, data = meta.get("metric"), meta.get("progress", {}).get("metric_digest")
             if metric is not None and measured_on is None:
                 measured_on = data
             facts[step] = scheduled, metric if data == measured_on else None

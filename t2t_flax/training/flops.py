@@ -14,7 +14,7 @@ from t2t_flax.config import Config, Model
 from t2t_flax.data.hooks import trained_tokens
 from t2t_flax.distributed.mesh import Params
 from t2t_flax.models.attention import SelfAttention, mixer_class
-from t2t_flax.training.parameters import Parameters, model_part, parameters_of
+from t2t_flax.training.parametrization import Parametrization, model_part
 
 
 class Tokens(NamedTuple):
@@ -98,7 +98,7 @@ def forward_products(model: Model, vocab: int, params: Params) -> Products:
 
 
 def training_products(
-    config: Config, vocab: int, params: Params, parameters: Parameters | None = None
+    config: Config, vocab: int, params: Params, parametrization: Parametrization
 ) -> Products:
     """Return the products of a forward and a backward pass.
 
@@ -111,7 +111,7 @@ def training_products(
         params: the run's parameters, or their shapes.
     """
     model, forward = config.model, forward_products(config.model, vocab, params)
-    trained = _with_gradient(params, parameters or parameters_of(config))
+    trained = _with_gradient(params, parametrization)
     if trained is None:
         return Products(*(3 * count for count in forward))
     in_encoder = any(
@@ -137,18 +137,18 @@ def training_products(
     )
 
 
-def _with_gradient(params: Params, parameters: Parameters) -> set[str] | None:
+def _with_gradient(params: Params, parametrization: Parametrization) -> set[str] | None:
     """Return the paths of the parameters whose gradient is computed; None = all.
 
     They are parameters of the model. A kernel with adapters, which lie below its path, is one of
     them: its whole gradient is computed, and the gradients of the adapters follow from it.
     """
-    trained, frozen = (flatten_dict(tree, sep="/") for tree in parameters.split(params))
+    trained, frozen = (flatten_dict(tree, sep="/") for tree in parametrization.split(params))
     if not frozen:
         return None
     return {
         path
-        for path in flatten_dict(model_part(parameters, params), sep="/")
+        for path in flatten_dict(model_part(parametrization, params), sep="/")
         if path in trained or any(f"/{path}/" in other for other in trained)
     }
 
@@ -176,10 +176,12 @@ def _side(path: str) -> str:
     return "source" if of_source else "target"
 
 
-def explain_flops(config: Config, params: Params, vocab: int, parameters: Parameters) -> list[str]:
+def explain_flops(
+    config: Config, params: Params, vocab: int, parametrization: Parametrization
+) -> list[str]:
     """Return a section of `explain`: FLOPs per target token and of the whole run."""
-    products = training_products(config, vocab, params, parameters)
-    frozen = "" if _with_gradient(params, parameters) is None else ", none for what is frozen"
+    products = training_products(config, vocab, params, parametrization)
+    frozen = "" if _with_gradient(params, parametrization) is None else ", none for what is frozen"
     lines = [
         f"FLOPs of training per target token (forward and backward, 2 per multiply-add{frozen})"
     ]

@@ -18,7 +18,7 @@ from t2t_flax.errors import NonFiniteUpdate
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.checksums import checksums
 from t2t_flax.training.hooks import call_hooks, make_hooks
-from t2t_flax.training.parameters import merged
+from t2t_flax.training.parametrization import merged
 from t2t_flax.training.parts import DeviceBatch, TrainingEnd, TrainingSetup
 from t2t_flax.training.progress import MetricsWriter, Progress, Rate, measure, seconds_since_start
 from t2t_flax.training.run import (
@@ -96,7 +96,7 @@ def train(
             values: dict[str, Any] = {
                 name: float(value) for name, value in jax.device_get(metrics).items()
             }
-        source = batch.batch
+        source = batch.host
         progress.source_tokens += source.source_tokens
         progress.target_tokens += source.target_tokens
         if finite := bool(values.pop("finite")):
@@ -132,7 +132,7 @@ def train(
         """
         values: dict[str, float] = {}
         with measure("eval", seconds):
-            params = merged(setup.parameters, state.eval_params)
+            params = merged(setup.parametrization, state.eval_params)
             if valid_loss and due.loss:
                 means = valid_loss(params, supervisor.raise_if_stopping)
                 values |= {f"valid_{name}": mean for name, mean in means.items()}
@@ -159,7 +159,7 @@ def train(
         with measure("save", seconds), supervisor.expect_progress(False):
             progress.step = step
             if step in checkpoints.steps():
-                checkpoints.add_evaluation(step, progress.of_evaluation(), metric)
+                checkpoints.add_evaluation(step, progress.evaluation_fields(), metric)
             else:
                 checkpoints.save(state, checkpoint_meta(setup, progress), metric)
 

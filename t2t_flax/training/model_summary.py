@@ -18,7 +18,7 @@ from t2t_flax.distributed.mesh import Params
 from t2t_flax.training.attention_kernel import explain_attention
 from t2t_flax.training.flops import explain_flops
 from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
-from t2t_flax.training.parameters import Parameters, parameters_of
+from t2t_flax.training.parametrization import Parametrization, parametrization_of
 from t2t_flax.training.parts import TrainingSetup, TrainState
 from t2t_flax.training.precision import compute_dtype
 from t2t_flax.training.train_state import abstract_state, count_params, make_model, parameter_groups
@@ -29,16 +29,16 @@ _FILL = 0.97
 
 def describe(config: Config) -> str:
     """Describe a config: parameters, batch shapes, schedule, memory and FLOPs."""
-    sizes, parameters = (config.data.vocab_size,) * 2, parameters_of(config)
+    sizes, parametrization = (config.data.vocab_size,) * 2, parametrization_of(config)
     state = state_on_one_device(config, sizes)
     parts = [
-        parameters.explain(),
-        _parameters(config, parameters, state.params, sizes),
+        parametrization.explain(),
+        _parameters(config, parametrization, state.params, sizes),
         _batches(config),
         _schedule(config),
         explain_attention(config, compute_dtype(config.train.precision)),
-        _memory(config, parameters, state),
-        explain_flops(config, state.params, sizes[1], parameters),
+        _memory(config, parametrization, state),
+        explain_flops(config, state.params, sizes[1], parametrization),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
@@ -48,7 +48,8 @@ def describe_run(setup: TrainingSetup, group: ProcessGroup) -> list[str]:
     config, corpus, batches = setup.config, setup.corpus, setup.batches
     data, sizes = config.data, corpus.tokenizers.vocab_sizes
     trained, frozen = (
-        count_params(part, config, *sizes) for part in setup.parameters.split(setup.abstract.params)
+        count_params(part, config, *sizes)
+        for part in setup.parametrization.split(setup.abstract.params)
     )
     processes = f" of {group.count} processes" if group.count > 1 else ""
     return [
@@ -77,22 +78,23 @@ def describe_run(setup: TrainingSetup, group: ProcessGroup) -> list[str]:
 
 def state_on_one_device(config: Config, sizes: tuple[int, int]) -> TrainState:
     """Return shapes and dtypes of the train state for these vocabulary sizes."""
-    model = make_model(config, *sizes)
+    model, parametrization = make_model(config, *sizes), parametrization_of(config)
     one = mesh_lib.make_mesh(
         dataclasses.replace(config.mesh, data=1, fsdp=1, tensor=1), jax.devices()[:1]
     )
-    return abstract_state(config, model, make_optimizer(config), one)[0]
+    tx = make_optimizer(config, parametrization)
+    return abstract_state(config, model, tx, parametrization, one)[0]
 
 
 def _parameters(
-    config: Config, parameters: Parameters, params: Params, sizes: tuple[int, int]
+    config: Config, parametrization: Parametrization, params: Params, sizes: tuple[int, int]
 ) -> list[str]:
     groups = parameter_groups(params, config, *sizes)
     total = sum(groups.values())
     lines = [f"parameters (vocabulary {sizes[1]:,})"]
     lines += [f"  {name:32} {count:>14,}" for name, count in sorted(groups.items())]
     lines.append(f"  {'all':32} {total:>14,}")
-    trained, frozen = (count_params(part, config, *sizes) for part in parameters.split(params))
+    trained, frozen = (count_params(part, config, *sizes) for part in parametrization.split(params))
     lines += (
         [f"  {'trained':32} {trained:>14,}", f"  {'frozen':32} {frozen:>14,}"] if frozen else []
     )
@@ -153,14 +155,14 @@ def _schedule(config: Config) -> list[str]:
     ]
 
 
-def _memory(config: Config, parameters: Parameters, state: TrainState) -> list[str]:
+def _memory(config: Config, parametrization: Parametrization, state: TrainState) -> list[str]:
     size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) / 2**20  # noqa: E731
     trees = {"parameters": state.params, "optimizer state": state.opt_state, "average": state.ema}
     lines = ["memory, of all devices together where it is sharded (MiB)"]
     lines += [
         f"  {name:32} {size(tree):>14,.1f}" for name, tree in trees.items() if tree is not None
     ]
-    lines.append(f"  {'gradients':32} {size(parameters.split(state.params)[0]):>14,.1f}")
+    lines.append(f"  {'gradients':32} {size(parametrization.split(state.params)[0]):>14,.1f}")
     model = make_model(config, 8, 8)
     chunk = min(model.logits_chunk, config.data.microbatch_tokens or config.data.batch_tokens)
     logits = chunk * state.params[model.output_params[0]]["table"].shape[0] * model.dtype.itemsize

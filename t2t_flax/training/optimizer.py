@@ -5,6 +5,7 @@ Adam and the schedules are functions of the config, and rows of `registry.OPTIMI
 the learning rate.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -13,9 +14,10 @@ import jax.numpy as jnp
 import optax
 
 from t2t_flax.config import Config, Optimizer
-from t2t_flax.distributed.mesh import PyTree
+from t2t_flax.distributed.mesh import Params, PyTree
 from t2t_flax.registry import OPTIMIZERS, SCHEDULES
-from t2t_flax.training.parameters import Parameters, Scales, parameters_of, path_names, scaled
+from t2t_flax.training.parametrization import Parametrization, Scales, join, path_names, scaled
+from t2t_flax.training.parts import TrainOptimizer, TrainState
 
 LARGEST_RATE = 1e32
 """Limit of the rate. A million updates a few times this large have a finite sum."""
@@ -33,24 +35,18 @@ class AveragingDirection(optax.GradientTransformation):
         raise NotImplementedError
 
     def average(self, old: PyTree, params: PyTree, opt_state: PyTree) -> PyTree:
-        """Return the new average, with the signature that `make_average` describes."""
+        """Return the new average, see `TrainOptimizer`."""
         raise NotImplementedError
 
 
-def make_optimizer(
-    config: Config, parameters: Parameters | None = None
-) -> optax.GradientTransformation:
+def make_optimizer(config: Config, parametrization: Parametrization) -> TrainOptimizer:
     """Make the optimizer of a config.
 
     It chains clipping by the global norm, the direction, decoupled weight decay, and the learning
     rate. The tree of its state does not depend on `max_grad_norm`, which may change when a run is
     resumed. Raises ValueError for an unknown optimizer or schedule.
-
-    Args:
-        parameters: default: `parameters_of(config)`.
     """
-    o, rate = config.optimizer, learning_rate_schedule(config)
-    scales = (parameters or parameters_of(config)).scales
+    o, rate, scales = config.optimizer, learning_rate_schedule(config), parametrization.scales
     direction = OPTIMIZERS.load(o.name)(config)
     parts = [
         _clip(o.max_grad_norm) if o.max_grad_norm else optax.identity(),
@@ -60,7 +56,16 @@ def make_optimizer(
         parts.append(optax.add_decayed_weights(o.weight_decay, mask=decayed))
     parts.append(optax.scale_by_learning_rate(lambda count: rate(count + 1)))
     whole = optax.chain(*parts)
-    return direction.around(config, whole) if isinstance(direction, AveragingDirection) else whole
+    if isinstance(direction, AveragingDirection):
+        return TrainOptimizer(*direction.around(config, whole), direction.average)
+    return TrainOptimizer(*whole, _moving_average(o.ema_decay) if o.ema_decay else None)
+
+
+def _moving_average(decay: float) -> Callable[[PyTree, PyTree, PyTree], PyTree]:
+    def average(old, params, opt_state):
+        return jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, old, params)
+
+    return average
 
 
 def _scaled(
@@ -76,19 +81,18 @@ def _scaled(
     return optax.GradientTransformation(direction.init, update)
 
 
-def make_average(config: Config) -> Callable[[PyTree, PyTree, PyTree], PyTree] | None:
-    """Return the function that averages parameters, or None if the run has no average.
-
-    It maps (old average, new parameters, new optimizer state) to the new average.
-    """
-    o = config.optimizer
-    direction = OPTIMIZERS.load(o.name)(config)
-    if isinstance(direction, AveragingDirection):
-        return direction.average
-    moving = lambda a, p: o.ema_decay * a + (1 - o.ema_decay) * p  # noqa: E731
-    return (
-        (lambda old, params, opt_state: jax.tree.map(moving, old, params)) if o.ema_decay else None
-    )
+def apply_gradients(
+    state: TrainState, grads: Params, tx: TrainOptimizer, parametrization: Parametrization
+) -> TrainState:
+    """Return the state after an update of the trained parameters and of their average."""
+    trained, frozen = parametrization.split(state.params)
+    updates, opt_state = tx.update(grads, state.opt_state, trained)
+    trained = optax.apply_updates(trained, updates)
+    ema = None
+    if tx.average:
+        old, frozen_ema = parametrization.split(state.ema)
+        ema = join(tx.average(old, trained, opt_state), frozen_ema)
+    return TrainState(state.step + 1, join(trained, frozen), opt_state, ema)
 
 
 def adam(config: Config) -> optax.GradientTransformation:
@@ -107,13 +111,24 @@ def has_bounded_updates(o: Optimizer) -> bool:
     return o.name == "adam" and not o.weight_decay and o.b1**2 < o.b2
 
 
+def all_finite(tree: PyTree) -> jax.Array:
+    """Return whether all numbers in a tree are finite, as a scalar."""
+    leaves = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
+    return functools.reduce(jnp.logical_and, leaves)
+
+
 def where_finite(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
     """Return `new` if `finite`, else `old`.
 
     The schedule's counter is always new, because it counts every update.
     """
-    is_counter = lambda x: isinstance(x, optax.ScaleByScheduleState)  # noqa: E731
-    choose = lambda n, o: n if is_counter(n) else jnp.where(finite, n, o)  # noqa: E731
+
+    def is_counter(x) -> bool:
+        return isinstance(x, optax.ScaleByScheduleState)
+
+    def choose(n, o):
+        return n if is_counter(n) else jnp.where(finite, n, o)
+
     return jax.tree.map(choose, new, old, is_leaf=is_counter)
 
 

@@ -6,8 +6,8 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import flax
 import jax
@@ -16,14 +16,24 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import HIGHER_IS_BETTER, keys_that_change
-from t2t_flax.data.batching.batches import Batch, Batches
+from t2t_flax.data.batching.batches import Batches, HostBatch
 from t2t_flax.data.corpus import Corpus
-from t2t_flax.distributed.mesh import PyTree
+from t2t_flax.distributed.mesh import Params, PyTree
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.training.parameters import Parameters
+from t2t_flax.training.parametrization import Parametrization
 
-if TYPE_CHECKING:  # restoring parameters needs no optimizer
-    import optax
+
+class TrainOptimizer(NamedTuple):
+    """Optimizer of the trained parameters: an optax transformation, and an average.
+
+    Attributes:
+        average: (old average, new parameters, new optimizer state) -> new average of the
+            parameters; None if the run has no average.
+    """
+
+    init: Callable[[Params], PyTree]
+    update: Callable[..., tuple[Params, PyTree]]
+    average: Callable[[Params, Params, PyTree], Params] | None = None
 
 
 @flax.struct.dataclass
@@ -35,7 +45,7 @@ class TrainState:
 
     Attributes:
         step: number of updates done, int32.
-        ema: average of the parameters (`optimizer.make_average`), or None.
+        ema: average of the parameters (`TrainOptimizer.average`), or None.
     """
 
     step: jax.Array
@@ -57,8 +67,8 @@ class TrainProgress:
     """
 
     step: int = 0
-    metric_of: str = ""
-    """Digest of the data and keys behind eval.metric, see `TrainingSetup.metric_of`.
+    metric_digest: str = ""
+    """Digest of the data and keys behind eval.metric, see `TrainingSetup.metric_digest`.
 
     Metrics with different digests cannot be compared.
     """
@@ -88,10 +98,10 @@ class TrainProgress:
         """Return `seconds`, rounded to milliseconds."""
         return {name: round(value, 3) for name, value in self.seconds.items()}
 
-    def of_evaluation(self) -> dict[str, Any]:
+    def evaluation_fields(self) -> dict[str, Any]:
         """Return the fields that an evaluation changes."""
         changed = (
-            "metric_of", "best_metric", "best_step", "evaluations_without_better", "evaluation_due",
+            "metric_digest", "best_metric", "best_step", "evaluations_without_better", "evaluation_due",
             "seconds"
         )  # fmt: skip
         return {name: getattr(self, name) for name in changed}
@@ -104,7 +114,7 @@ class TrainingSetup:
     Batch k and update k are functions of the config and k.
 
     Attributes:
-        parameters: which parameters are trained, and how they form the model's.
+        parametrization: which parameters are trained, and how they form the model's.
         tx: optimizer.
         abstract: shapes, dtypes and shardings of the state.
         shardings: shardings of the state.
@@ -115,8 +125,8 @@ class TrainingSetup:
     corpus: Corpus
     mesh: jax.sharding.Mesh
     model: Transformer
-    parameters: Parameters
-    tx: "optax.GradientTransformation"
+    parametrization: Parametrization
+    tx: TrainOptimizer
     abstract: TrainState
     shardings: TrainState
     batches: Batches
@@ -130,7 +140,7 @@ class TrainingSetup:
         }
 
     @property
-    def metric_of(self) -> str:
+    def metric_digest(self) -> str:
         """Digest of all that eval.metric depends on besides the parameters.
 
         It covers the validation sets and, if the metric scores translations, the config keys that
@@ -150,7 +160,7 @@ class DeviceBatch(NamedTuple):
     """Batch on the mesh: int32 arrays [A, B, L], and the batch on the host."""
 
     arrays: dict[str, jax.Array]
-    batch: Batch
+    host: HostBatch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ import rich.console
 import rich.progress
 from etils import epath
 
-from t2t_flax.data.batching.batches import Batch
+from t2t_flax.data.batching.batches import HostBatch
 from t2t_flax.data.progress import Report
 from t2t_flax.files import atomic_write, dispatch_by_storage
 
@@ -170,7 +170,7 @@ class Rate:
         """Count from now on."""
         self.since, self.tokens, self.slots = self._busy(), 0, 0
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: HostBatch) -> None:
         """Count an update."""
         self.tokens += batch.target_tokens
         self.slots += batch.shape.size
@@ -186,7 +186,7 @@ class Rate:
     def __str__(self) -> str:
         return f"{self.tokens_per_second:,.0f} tok/s  fill {self.tokens / self.slots:.0%}"
 
-    def describe(self, batch: Batch) -> dict[str, float]:
+    def describe(self, batch: HostBatch) -> dict[str, float]:
         """Return the speed and facts on the last batch for a line of metrics.jsonl."""
         return {
             "epoch": batch.epoch,

@@ -28,13 +28,13 @@ def restore_or_init(
         state, meta = restored
         progress = TrainProgress(**meta["progress"])
         note = f"resuming {setup.workdir} after update {meta['step']}"
-        if progress.metric_of != setup.metric_of:
+        if progress.metric_digest != setup.metric_digest:
             if progress.best_metric is not None:
                 note += (
                     f"; config.eval.metric = {setup.config.eval.metric}: the validation data or"
                     " translations changed, so earlier values are ignored"
                 )
-            progress.metric_of = setup.metric_of
+            progress.metric_digest = setup.metric_digest
             progress.best_metric, progress.best_step, progress.evaluations_without_better = (
                 None,
                 0,
@@ -47,15 +47,13 @@ def restore_or_init(
             )
         say(note)
         return state, progress
-    parameters = setup.parameters
-    start = parameters.start
+    start = setup.parametrization.start
     trained = (
         (lambda own: start(setup, own, checkpoints.group, say)) if start else (lambda own: own)
     )
-    state, _ = init_state(
-        setup.config, setup.model, setup.tx, setup.mesh, parameters, start=trained
-    )
-    return state, TrainProgress(metric_of=setup.metric_of, evaluation_due=bool(start))
+    parts = setup.config, setup.model, setup.tx, setup.parametrization, setup.mesh
+    state, _ = init_state(*parts, start=trained)
+    return state, TrainProgress(metric_digest=setup.metric_digest, evaluation_due=bool(start))
 
 
 def checkpoint_meta(setup: TrainingSetup, progress: TrainProgress) -> dict[str, Any]:

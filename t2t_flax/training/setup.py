@@ -17,7 +17,7 @@ from etils import epath
 
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import VALID_PREFIX
-from t2t_flax.data.batching.batches import Batch, Batches, Shape, validation_batches
+from t2t_flax.data.batching.batches import Batches, HostBatch, Shape, validation_batches
 from t2t_flax.data.corpus import Corpus
 from t2t_flax.data.dataset import batches_of, split_source
 from t2t_flax.data.token_store import TokenStore
@@ -29,11 +29,11 @@ from t2t_flax.models.transformer import Transformer
 from t2t_flax.tasks import task_of
 from t2t_flax.training.losses import means, validation_sums
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.parameters import model_part, parameters_of
+from t2t_flax.training.parametrization import model_part, parametrization_of
 from t2t_flax.training.parts import DeviceBatch, TrainingSetup
 from t2t_flax.training.precision import compiler_options
 from t2t_flax.training.train_state import abstract_state, make_model
-from t2t_flax.training.train_step import make_train_step
+from t2t_flax.training.train_step import jit_train_step
 
 
 def set_up_training(
@@ -51,12 +51,12 @@ def set_up_training(
     model = make_model(
         config, corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
     )
-    parameters = parameters_of(config)
-    tx = make_optimizer(config, parameters)
-    abstract, shardings = abstract_state(config, model, tx, mesh, parameters)
+    parametrization = parametrization_of(config)
+    tx = make_optimizer(config, parametrization)
+    abstract, shardings = abstract_state(config, model, tx, parametrization, mesh)
     batches = batches_of(config, corpus, shards=mesh_lib.batch_shards(mesh))
     return TrainingSetup(
-        config, workdir, corpus, mesh, model, parameters, tx, abstract, shardings, batches
+        config, workdir, corpus, mesh, model, parametrization, tx, abstract, shardings, batches
     )
 
 
@@ -78,7 +78,7 @@ class Program(NamedTuple):
 
 def train_program(setup: TrainingSetup) -> Program:
     """Return the train step of a run as a `Program`."""
-    parts = setup.config, setup.model, setup.tx, setup.mesh, setup.shardings, setup.parameters
+    parts = setup.config, setup.model, setup.tx, setup.parametrization, setup.mesh, setup.shardings
     rows = mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS)
 
     def inputs(shape: Shape) -> tuple:
@@ -88,7 +88,7 @@ def train_program(setup: TrainingSetup) -> Program:
         tokens = f"{shape.rows * shape.length} padded target tokens at once"
         return f"the train step for {shape}", f"Lower config.data.microbatch_tokens (now {tokens})."
 
-    return Program(make_train_step(*parts), inputs, describe, compiler_options(setup.config))
+    return Program(jit_train_step(*parts), inputs, describe, compiler_options(setup.config))
 
 
 _MOST_AT_ONCE = 8
@@ -201,7 +201,7 @@ def validation_loss(setup: TrainingSetup) -> Callable[..., dict[str, float]] | N
     ):
         return None
     besides = setup.abstract.opt_state, setup.abstract.ema
-    params = model_part(setup.parameters, setup.abstract.params)
+    params = model_part(setup.parametrization, setup.abstract.params)
     programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
     losses = {
         name: ValidationLoss(
@@ -413,7 +413,7 @@ class Prefetcher:
         while self._taken.get():
             self._start_next()
 
-    def _start_next(self) -> concurrent.futures.Future[Batch] | None:
+    def _start_next(self) -> concurrent.futures.Future[HostBatch] | None:
         """Start the next batch and return the future of its layout; None after the last."""
         if (k := next(self._numbers, None)) is None:
             return None
@@ -421,11 +421,11 @@ class Prefetcher:
         self._prefetched.put(self._filling.submit(self._put, laid_out))
         return laid_out
 
-    def _put(self, laid_out: concurrent.futures.Future[Batch]) -> DeviceBatch:
+    def _put(self, laid_out: concurrent.futures.Future[HostBatch]) -> DeviceBatch:
         return put_batch(laid_out.result(), self._mesh)
 
 
-def put_batch(batch: Batch, mesh: jax.sharding.Mesh) -> DeviceBatch:
+def put_batch(batch: HostBatch, mesh: jax.sharding.Mesh) -> DeviceBatch:
     """Put a batch on the mesh; each process builds only the rows of its devices."""
     size = micro, rows, length = batch.shape.micro, batch.shape.rows, batch.shape.length
     arrays = mesh_lib.to_global(batch.rows, size, mesh_lib.named(mesh, mesh_lib.MICRO_ROWS))

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import flax.linen as nn
 import jax
@@ -14,12 +13,9 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.mesh import Params, PyTree
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.attention_kernel import attention_kernel
-from t2t_flax.training.parameters import Parameters, parameters_of, path_names, scaled
-from t2t_flax.training.parts import TrainState
+from t2t_flax.training.parametrization import Parametrization, path_names, scaled
+from t2t_flax.training.parts import TrainOptimizer, TrainState
 from t2t_flax.training.precision import MATMUL_PRECISION, compute_dtype
-
-if TYPE_CHECKING:  # restoring parameters needs no optimizer
-    import optax
 
 
 def make_model(
@@ -93,21 +89,20 @@ def _init_program(model: Transformer, mesh: jax.sharding.Mesh, config: Mesh):
 def abstract_state(
     config: Config,
     model: Transformer,
-    tx: "optax.GradientTransformation",
+    tx: TrainOptimizer,
+    parametrization: Parametrization,
     mesh: jax.sharding.Mesh,
-    parameters: Parameters | None = None,
 ) -> tuple[TrainState, TrainState]:
     """Return the train state as ShapeDtypeStructs, and its shardings.
 
     Needs no work on a device.
     """
-    parameters = parameters or parameters_of(config)
     params, in_optimizer = (
-        run_params(config, model, mesh, parameters, optimizer=x) for x in (False, True)
+        run_params(config, model, parametrization, mesh, optimizer=x) for x in (False, True)
     )
     with mesh_lib.use(mesh):
         step, opt_state, ema = jax.eval_shape(
-            functools.partial(_others, config, tx, parameters), params
+            functools.partial(_others, config, tx, parametrization), params
         )
     shardings = TrainState(
         mesh_lib.named(mesh, mesh_lib.REPLICATED),  # type: ignore[arg-type]  # shardings
@@ -121,39 +116,39 @@ def abstract_state(
 def init_state(
     config: Config,
     model: Transformer,
-    tx: "optax.GradientTransformation",
+    tx: TrainOptimizer,
+    parametrization: Parametrization,
     mesh: jax.sharding.Mesh,
-    parameters: Parameters | None = None,
     *,
     start: Callable[[Params], Params] = lambda params: params,
 ) -> tuple[TrainState, TrainState]:
     """Create the state before the first update, sharded; return it and its shardings.
 
     Args:
-        parameters: default: `parameters_of(config)`.
         start: maps the initial parameters to the ones that the training starts from.
     """
-    parameters = parameters or parameters_of(config)
-    abstract, shardings = abstract_state(config, model, tx, mesh, parameters)
+    abstract, shardings = abstract_state(config, model, tx, parametrization, mesh)
     key = jax.random.key(config.seed.init)
     with mesh_lib.use(mesh):
         params = _init_program(model, mesh, config.mesh)(key)
-        if parameters.scales:
-            scale = functools.partial(scaled, scales=parameters.scales(params), column="initial")
+        if parametrization.scales:
+            scale = functools.partial(
+                scaled, scales=parametrization.scales(params), column="initial"
+            )
             params = jax.jit(scale, out_shardings=shardings.params)(params)
-        params = start(parameters.initial(params, abstract.params, key))
+        params = start(parametrization.initial(params, abstract.params, key))
         others = shardings.step, shardings.opt_state, shardings.ema
-        make_others = functools.partial(_others, config, tx, parameters)
+        make_others = functools.partial(_others, config, tx, parametrization)
         step, opt_state, ema = jax.jit(make_others, out_shardings=others)(params)
     return TrainState(step, params, opt_state, ema), shardings
 
 
 def _others(
-    config: Config, tx: "optax.GradientTransformation", parameters: Parameters, params: Params
-):
+    config: Config, tx: TrainOptimizer, parametrization: Parametrization, params: Params
+) -> tuple[jax.Array, PyTree, Params | None]:
     """Make the rest of a new state: step, optimizer state, average."""
     ema = jax.tree.map(jnp.copy, params) if config.optimizer.averages else None
-    return jnp.zeros((), jnp.int32), tx.init(parameters.split(params)[0]), ema
+    return jnp.zeros((), jnp.int32), tx.init(parametrization.split(params)[0]), ema
 
 
 def _shardings(structs: PyTree) -> PyTree:
@@ -173,8 +168,8 @@ def abstract_params(
 def run_params(
     config: Config,
     model: Transformer,
+    parametrization: Parametrization,
     mesh: jax.sharding.Mesh,
-    parameters: Parameters,
     *,
     optimizer: bool = False,
 ) -> Params:
@@ -182,7 +177,17 @@ def run_params(
 
     They are `abstract_params` and the parameters that the run adds, such as adapters.
     """
-    return parameters.extend(abstract_params(config.mesh, model, mesh, optimizer=optimizer))
+    return parametrization.extend(abstract_params(config.mesh, model, mesh, optimizer=optimizer))
+
+
+def gradient_shardings(
+    config: Config, model: Transformer, parametrization: Parametrization, mesh: jax.sharding.Mesh
+) -> Params:
+    """Return the shardings of the gradients, which are those of the optimizer state."""
+    trained, _ = parametrization.split(
+        _shardings(run_params(config, model, parametrization, mesh, optimizer=True))
+    )
+    return trained
 
 
 def _structs(shapes: PyTree, shardings: PyTree) -> PyTree:

@@ -12,6 +12,7 @@ from t2t_flax.config import load_config
 from t2t_flax.data.batching.batches import Shape
 from t2t_flax.distributed.mesh import make_mesh
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.train_state import abstract_state, make_model
 
 TINY = [
@@ -29,7 +30,13 @@ TINY = [
 def test_bound_is_that_of_the_data_sheet(kind, expected, monkeypatch):
     config = load_config("aiayn_base", {})
     mesh, model = make_mesh(config.mesh, jax.devices()[:1]), make_model(config, 37_000, 37_000)
-    state, _ = abstract_state(config, model, make_optimizer(config), mesh)
+    state, _ = abstract_state(
+        config,
+        model,
+        make_optimizer(config, parametrization_of(config)),
+        parametrization_of(config),
+        mesh,
+    )
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
     setup = SimpleNamespace(config=config, mesh=mesh, abstract=state)
     found = accelerator_rows.bound(setup, Shape(256, 98, 1))

@@ -29,8 +29,9 @@ from t2t_flax.registry import SEARCHES
 from t2t_flax.tasks import task_of
 from t2t_flax.training.losses import loss_sums
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.train_state import abstract_state, make_model
-from t2t_flax.training.train_step import make_train_step
+from t2t_flax.training.train_step import jit_train_step
 
 # Keys that change the program of the train step: (base, other value, further keys of the base).
 PROGRAM = {
@@ -143,7 +144,13 @@ def abstract_batch(*shape: int) -> dict:
 def loss_program(config: Config) -> str:
     """The loss as a jaxpr, without its gradient, which is four times as long."""
     model = make_model(config, 37, 37)
-    params = abstract_state(config, model, make_optimizer(config), devices_mesh())[0].params
+    params = abstract_state(
+        config,
+        model,
+        make_optimizer(config, parametrization_of(config)),
+        parametrization_of(config),
+        devices_mesh(),
+    )[0].params
 
     def loss(params, batch):
         return loss_sums(
@@ -156,8 +163,10 @@ def loss_program(config: Config) -> str:
 @functools.cache
 def update_program(config: Config) -> str:
     """The update of the optimizer as a jaxpr."""
-    tx = make_optimizer(config)
-    state, _ = abstract_state(config, make_model(config, 37, 37), tx, devices_mesh())
+    tx = make_optimizer(config, parametrization_of(config))
+    state, _ = abstract_state(
+        config, make_model(config, 37, 37), tx, parametrization_of(config), devices_mesh()
+    )
     return str(jax.make_jaxpr(tx.update)(state.params, state.opt_state, state.params))
 
 
@@ -165,11 +174,11 @@ def update_program(config: Config) -> str:
 def program(config: Config) -> str:
     """The train step as a jaxpr, which shows differences without compiling."""
     mesh = devices_mesh()
-    model, tx = make_model(config, 37, 37), make_optimizer(config)
-    state, shardings = abstract_state(config, model, tx, mesh)
+    model, tx = make_model(config, 37, 37), make_optimizer(config, parametrization_of(config))
+    state, shardings = abstract_state(config, model, tx, parametrization_of(config), mesh)
     with mesh_lib.use(mesh):
         return str(
-            make_train_step(config, model, tx, mesh, shardings)
+            jit_train_step(config, model, tx, parametrization_of(config), mesh, shardings)
             .trace(state, abstract_batch(1, 4, 24))
             .jaxpr
         )

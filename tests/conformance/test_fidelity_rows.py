@@ -12,6 +12,7 @@ from t2t_flax.data.dataset import prepare_corpus, split_store
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.tasks import task_of
 from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.train_state import abstract_state, make_model
 
 PAIRS = [([5, 6, 7, 1], [8, 9, 1]), ([10, 11, 1], [12, 13, 14, 1])]
@@ -36,8 +37,13 @@ def params_of(**model):
 )
 def test_tie_embeddings_sets_the_number_of_tables(tying, tables):
     config = small_config(model=dict(tie_embeddings=tying))
-    model, optimizer = make_model(config, 37, 37), make_optimizer(config)
-    params = abstract_state(config, model, optimizer, devices_mesh())[0].params
+    model, optimizer = (
+        make_model(config, 37, 37),
+        make_optimizer(config, parametrization_of(config)),
+    )
+    params = abstract_state(config, model, optimizer, parametrization_of(config), devices_mesh())[
+        0
+    ].params
     assert {name for name in params if name.endswith("_embedding")} == tables
 
 

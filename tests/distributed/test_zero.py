@@ -9,15 +9,16 @@ from helpers.refusals import refused
 from t2t_flax.config import Mesh
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.setup import put_batch
-from t2t_flax.training.train_step import make_train_step
+from t2t_flax.training.train_step import jit_train_step
 
 
 def curve(config, store):
     mesh = devices_mesh(config.mesh.data, config.mesh.fsdp)
     model, tx, state, shardings = model_and_state(config, mesh)
     batches = Batches(store, config.data, seed=0, shards=mesh_lib.batch_shards(mesh))
-    step = make_train_step(config, model, tx, mesh, shardings)
+    step = jit_train_step(config, model, tx, parametrization_of(config), mesh, shardings)
     losses = []
     with mesh_lib.use(mesh):
         for k in range(6):

@@ -16,7 +16,7 @@ class Padding(Group):
 
 
 def log_padding(step, batch, values):
-    values["padding"] = 1 - batch.batch.fill
+    values["padding"] = 1 - batch.host.fill
 
 
 GROUPS.add("padding", Padding)

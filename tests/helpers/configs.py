@@ -10,6 +10,7 @@ from t2t_flax.config import Config, Data, Model, Optimizer
 from t2t_flax.data.token_store import StoreWriter, TokenStore
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.train_state import init_state, make_model
 
 MODEL = Model(
@@ -45,8 +46,8 @@ def devices_mesh(data: int = 1, fsdp: int = 1, tensor: int = 1) -> jax.sharding.
 def model_and_state(config: Config, mesh=None, vocab: int = VOCAB):
     """(model, optimizer, state, shardings) of a config on a mesh (default: one device)."""
     mesh = mesh or devices_mesh()
-    model, tx = make_model(config, vocab, vocab), make_optimizer(config)
-    state, shardings = init_state(config, model, tx, mesh)
+    model, tx = make_model(config, vocab, vocab), make_optimizer(config, parametrization_of(config))
+    state, shardings = init_state(config, model, tx, parametrization_of(config), mesh)
     return model, tx, state, shardings
 
 

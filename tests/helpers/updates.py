@@ -7,8 +7,9 @@ import optax
 from helpers.configs import devices_mesh, model_and_state
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.setup import put_batch
-from t2t_flax.training.train_step import make_train_step
+from t2t_flax.training.train_step import jit_train_step
 
 
 def run_updates(config, store, mesh_shape=(1, 1, 1), updates=4):
@@ -17,7 +18,7 @@ def run_updates(config, store, mesh_shape=(1, 1, 1), updates=4):
     model, tx, state, shardings = model_and_state(config, mesh)
     before, metrics = jax.device_get(state), []
     batches = Batches(store, config.data, seed=0, shards=mesh_lib.batch_shards(mesh))
-    step = make_train_step(config, model, tx, mesh, shardings)
+    step = jit_train_step(config, model, tx, parametrization_of(config), mesh, shardings)
     with mesh_lib.use(mesh):
         for k in range(updates):
             state, values = step(state, put_batch(batches.batch(k), mesh).arrays)

@@ -14,8 +14,9 @@ from t2t_flax.models.attention import bfloat16_softmax, masked_softmax
 from t2t_flax.models.dense import product_with_float32_result
 from t2t_flax.models.dropout import Dropout, Noise
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.train_state import abstract_state, make_model
-from t2t_flax.training.train_step import make_train_step
+from t2t_flax.training.train_step import jit_train_step
 
 _DOT = re.compile(
     r"stablehlo\.dot_general .*?precision = \[(\w+), (\w+)\] : \(tensor<[^>]*?(f32|bf16)>, tensor<[^>]*?(f32|bf16)>\)"
@@ -26,12 +27,18 @@ _DOT = re.compile(
 def dots(precision: str, platform: str, **model) -> list[tuple[str, str, str, str]]:
     """Return (left precision, right precision, left type, right type) of a step's products."""
     config = small_config(model=model, train=dict(precision=precision))
-    model, tx, mesh = make_model(config, VOCAB, VOCAB), make_optimizer(config), devices_mesh()
-    state, shardings = abstract_state(config, model, tx, mesh)
+    model, tx, mesh = (
+        make_model(config, VOCAB, VOCAB),
+        make_optimizer(config, parametrization_of(config)),
+        devices_mesh(),
+    )
+    state, shardings = abstract_state(config, model, tx, parametrization_of(config), mesh)
     batch = {
         name: jax.ShapeDtypeStruct((1, 4, 24), np.int32) for name in rows_alone(random_pairs(4))
     }
-    traced = make_train_step(config, model, tx, mesh, shardings).trace(state, batch)
+    traced = jit_train_step(config, model, tx, parametrization_of(config), mesh, shardings).trace(
+        state, batch
+    )
     text = traced.lower(lowering_platforms=(platform,)).as_text()
     products = _DOT.findall(text)
     assert len(products) == text.count("stablehlo.dot_general") > 20

@@ -20,6 +20,7 @@ from t2t_flax.distributed.signals import PROGRESS
 from t2t_flax.errors import UserError
 from t2t_flax.training.checkpoints import Checkpoints, reporting_full_disk
 from t2t_flax.training.checksums import _checksums, checksums
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.train_state import abstract_state
 
 
@@ -58,7 +59,7 @@ def save(checkpoints, training_setup, step, metric=None):
 
 def abstract(training_setup, mesh=None):
     config, model, tx, _, _ = training_setup
-    return abstract_state(config, model, tx, mesh or devices_mesh())[0]
+    return abstract_state(config, model, tx, parametrization_of(config), mesh or devices_mesh())[0]
 
 
 def equal(a, b):

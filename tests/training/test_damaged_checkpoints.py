@@ -27,6 +27,7 @@ from t2t_flax.config.schema import Checkpoint
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.training.checkpoint_selection import restore_params
 from t2t_flax.training.checkpoints import Checkpoints, DamagedCheckpoint, is_damage, kept_steps
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.train_state import abstract_state
 
 DIGESTS = {"tokenizer": "t" * 64, "training data": "d" * 64}
@@ -37,7 +38,11 @@ def training_setup():
     keys = dict(model=dict(d_model=8, d_ff=8, num_heads=2), optimizer=dict(ema_decay=0.9))
     config = small_config(**keys, checkpoint=dict(every_steps=1))
     model, tx, state, _ = model_and_state(config)
-    return config, state, abstract_state(config, model, tx, devices_mesh())[0]
+    return (
+        config,
+        state,
+        abstract_state(config, model, tx, parametrization_of(config), devices_mesh())[0],
+    )
 
 
 def meta_of(config, step, **more):

@@ -139,7 +139,7 @@ def test_only_metrics_of_translations_depend_on_the_search(tmp_path, cache, metr
         start(tiny_run(tmp_path, decode=dict(beam_size=size), **keys), tmp_path, cache)
         for size in (4, 3)
     )
-    assert (one.metric_of == other.metric_of) == same
+    assert (one.metric_digest == other.metric_digest) == same
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_only_metrics_of_translations_depend_on_the_search(tmp_path, cache, metr
 def test_metrics_of_translations_depend_on_keys_that_change_these(keys, same):
     base = Config().with_values({"eval.metric": "bleu", "eval.decode_every_steps": 10})
     digests = {
-        TrainingSetup.metric_of.fget(
+        TrainingSetup.metric_digest.fget(
             SimpleNamespace(config=config, corpus=SimpleNamespace(valid={}))
         )
         for config in (base, base.with_values(keys))

@@ -13,6 +13,7 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.run import due_after
 from t2t_flax.training.setup import ValidationLoss
 from t2t_flax.training.train_state import init_state
@@ -59,7 +60,7 @@ def test_epochs_are_counted_in_updates(tmp_path, cache):
 def test_validation_loss_with_and_without_smoothing(tmp_path, cache):
     config = tiny_run(tmp_path, steps=1, loss=dict(label_smoothing=0.0), **EPOCHS)
     run = start(config, tmp_path, cache)
-    state, _ = init_state(config, run.model, run.tx, run.mesh)
+    state, _ = init_state(config, run.model, run.tx, parametrization_of(config), run.mesh)
     plain = ValidationLoss(
         config, run.model, run.mesh, run.abstract.params, run.corpus.valid["valid"]
     )(state.params)

@@ -15,7 +15,8 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.training import losses
 from t2t_flax.training.optimizer import learning_rate_schedule
-from t2t_flax.training.train_step import make_train_step
+from t2t_flax.training.parametrization import parametrization_of
+from t2t_flax.training.train_step import jit_train_step
 
 TABLES = (
     losses.TOKEN_METRICS, schema.HIGHER_IS_BETTER,
@@ -35,7 +36,7 @@ def train(config, updates=4):
     mesh, pairs = devices_mesh(fsdp=2), random_pairs(8, longest=12)
     model, tx, state, shardings = model_and_state(config, mesh)
     rows = rows_alone(pairs, 16)
-    step = make_train_step(config, model, tx, mesh, shardings)
+    step = jit_train_step(config, model, tx, parametrization_of(config), mesh, shardings)
     evaluate = jax.jit(functools.partial(losses.validation_sums, config, model))
     with mesh_lib.use(mesh):
         metrics = []

@@ -16,13 +16,14 @@ from t2t_flax.training.optimizer import (
     learning_rate_schedule,
     make_optimizer,
 )
+from t2t_flax.training.parametrization import Parametrization
 
 GRADS = [{"w": jnp.full((2, 2), 3.0) * k, "b": jnp.array([1.0, -2.0])} for k in (1, -2, 5)]
 
 
 def updates(o: Optimizer, grads: list, params=None) -> list:
     """The updates for a sequence of gradients, at fixed parameters."""
-    tx = make_optimizer(Config(optimizer=o))
+    tx = make_optimizer(Config(optimizer=o), Parametrization())
     return updates_of(tx, grads, params or {"w": jnp.ones((2, 2)), "b": jnp.ones(2)})
 
 
@@ -76,7 +77,7 @@ def test_adam_equals_its_formulas():
 
 def test_unknown_optimizer_raises():
     with refused("'sgd'", "adam", error=ValueError):
-        make_optimizer(Config(optimizer=Optimizer(name="sgd")))
+        make_optimizer(Config(optimizer=Optimizer(name="sgd")), Parametrization())
 
 
 def test_adam_with_weight_decay_is_adamw():
@@ -91,7 +92,7 @@ def test_default_state_tree_is_adams_moments_and_a_counter():
     """Beside the empty states of clipping and weight decay."""
     params = {"w": jnp.ones((2, 2))}
     for keys, middle in (({}, ()), ({"weight_decay": 0.1}, (optax.MaskedState,))):
-        state = make_optimizer(Config(optimizer=Optimizer(**keys))).init(params)
+        state = make_optimizer(Config(optimizer=Optimizer(**keys)), Parametrization()).init(params)
         assert tuple(map(type, state)) == (
             optax.EmptyState,
             optax.ScaleByAdamState,

@@ -168,10 +168,10 @@ def test_skips_in_a_row_are_counted_across_a_stop(tmp_path, cache, monkeypatch):
 
     More than three in a row are too many, wherever the run stopped in between.
     """
-    step_of = train_step.train_step
+    make_train_step = train_step.make_train_step
 
     def broken(*parts):
-        update = step_of(*parts)
+        update = make_train_step(*parts)
 
         def not_finite(state, batch):
             new, metrics = update(state, batch)
@@ -180,7 +180,7 @@ def test_skips_in_a_row_are_counted_across_a_stop(tmp_path, cache, monkeypatch):
 
         return not_finite
 
-    monkeypatch.setattr(train_step, "train_step", broken)
+    monkeypatch.setattr(train_step, "make_train_step", broken)
     config = tiny_run(tmp_path, steps=8, train=dict(steps=8, non_finite="skip"))
     monkeypatch.setattr("t2t_flax.training.run.MOST_SKIPPED", 3)
     for call in (0, 3):

@@ -20,9 +20,10 @@ from t2t_flax.data.batching.packing import fill_rows, first_fit
 from t2t_flax.data.stored_ids import Sentences
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.losses import loss_sums, validation_sums
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.precision import compiler_options
 from t2t_flax.training.setup import put_batch
-from t2t_flax.training.train_step import make_train_step
+from t2t_flax.training.train_step import jit_train_step
 
 
 def packed(pairs, length=48):
@@ -97,7 +98,7 @@ def loss_curve(config, store, mesh_shape, updates):
     mesh = devices_mesh(*mesh_shape)
     model, tx, state, shardings = model_and_state(config, mesh)
     batches = Batches(store, config.data, seed=0, shards=mesh_lib.batch_shards(mesh))
-    step = make_train_step(config, model, tx, mesh, shardings)
+    step = jit_train_step(config, model, tx, parametrization_of(config), mesh, shardings)
     losses = []
     with mesh_lib.use(mesh):
         for k in range(updates):
@@ -175,7 +176,9 @@ def test_non_finite_update_changes_only_the_update_counters(store, monkeypatch, 
     before = jax.device_get(state)
     batch = put_batch(Batches(store, config.data, seed=0).batch(0), mesh).arrays
     with mesh_lib.use(mesh):
-        state, metrics = make_train_step(config, model, tx, mesh, shardings)(state, batch)
+        state, metrics = jit_train_step(
+            config, model, tx, parametrization_of(config), mesh, shardings
+        )(state, batch)
     assert float(metrics["finite"]) == 0.0 and bool(jnp.isfinite(metrics["loss"])) == (
         what != "loss"
     )
@@ -213,7 +216,9 @@ def test_rematerialization_saves_memory_and_keeps_the_loss(store):
         model, tx, state, shardings = model_and_state(config, mesh)
         batch = put_batch(Batches(store, config.data, seed=0).batch(0), mesh).arrays
         with mesh_lib.use(mesh):
-            lowered = make_train_step(config, model, tx, mesh, shardings).lower(state, batch)
+            lowered = jit_train_step(
+                config, model, tx, parametrization_of(config), mesh, shardings
+            ).lower(state, batch)
         compiled = lowered.compile(compiler_options(config))
         sizes[remat] = compiled.memory_analysis().temp_size_in_bytes
         losses[remat] = float(compiled(state, batch)[1]["loss"])

@@ -14,8 +14,9 @@ from t2t_flax.config.schema import fields
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.train_state import abstract_state, make_model
-from t2t_flax.training.train_step import train_step
+from t2t_flax.training.train_step import make_train_step
 
 KEYS = [key for key in fields() if key.split(".")[0] in ("model", "optimizer", "loss")]
 KEYS += ["train.precision", "train.remat"]
@@ -77,10 +78,12 @@ def test_every_accepted_config_can_be_traced(config):
             side + part: jax.ShapeDtypeStruct((2, 2, 12), np.int32)
             for part in ("", "_segments", "_positions")
         }
-    model, tx = make_model(config, 37, 37), make_optimizer(config)
-    state, _ = abstract_state(config, model, tx, mesh)
+    model, tx = make_model(config, 37, 37), make_optimizer(config, parametrization_of(config))
+    state, _ = abstract_state(config, model, tx, parametrization_of(config), mesh)
     with mesh_lib.use(mesh):
-        after, metrics = jax.eval_shape(train_step(config, model, tx), state, batch)
+        after, metrics = jax.eval_shape(
+            make_train_step(config, model, tx, parametrization_of(config)), state, batch
+        )
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     assert shapes(after) == shapes(state)
     assert all(x.shape == () and x.dtype == np.float32 for x in metrics.values())

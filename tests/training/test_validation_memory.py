@@ -57,7 +57,7 @@ def test_optimizer_state_counts_in_the_memory_check(run, monkeypatch):
         memory_estimates(monkeypatch, make)[0]
         for make in (lambda: ValidationLoss(*parts), lambda: validation_loss(run))
     )
-    state, _ = init_state(run.config, run.model, run.tx, run.mesh)
+    state, _ = init_state(run.config, run.model, run.tx, run.parametrization, run.mesh)
     assert (
         with_optimizer - without_optimizer
         == setup.resident_bytes(state.opt_state)
@@ -74,7 +74,7 @@ def test_memory_error_names_the_test_set(run, monkeypatch, tmp_path):
 
 def test_validation_loss_includes_long_pairs(run):
     """The total loss is the token-weighted mean of the losses of the pairs."""
-    state, _ = init_state(run.config, run.model, run.tx, run.mesh)
+    state, _ = init_state(run.config, run.model, run.tx, run.parametrization, run.mesh)
     store, config = run.corpus.valid["valid"], run.config
     all_rows = ValidationLoss(config, run.model, run.mesh, run.abstract.params, store)(state.params)
     one_row = ValidationLoss(

@@ -44,7 +44,7 @@ class Shape:
 
 
 @dataclasses.dataclass(frozen=True)
-class Batch:
+class HostBatch:
     """Pairs of one update and their places in the rows.
 
     Ids are read and arrays filled only for the requested rows, so that each host builds its own.
@@ -157,11 +157,11 @@ class Batches:
     def updates_per_epoch(self) -> int:
         return self.stream.updates_per_epoch
 
-    def batch(self, k: int) -> Batch:
+    def batch(self, k: int) -> HostBatch:
         """Return the batch of update k >= 0. Calls may come in any order."""
         update = self.stream.update(k)
         shape = self._shapes[update.size]
-        return Batch(shape, update.pairs, update.row, update.starts, update.sides, update.epoch)
+        return HostBatch(shape, update.pairs, update.row, update.starts, update.sides, update.epoch)
 
     @contextlib.contextmanager
     def in_processes(self, count: int) -> Iterator[None]:
@@ -182,7 +182,7 @@ class Batches:
 
 def validation_batches(
     store: TokenStore, config: Data, *, shards: int = 1, tokens: int = 8192
-) -> list[tuple[Shape, Callable[[], Iterator[Batch]]]]:
+) -> list[tuple[Shape, Callable[[], Iterator[HostBatch]]]]:
     """Return all pairs of a store in packed rows, shortest rows first.
 
     No pair is dropped: pairs longer than config.pack_length get rows of two, four ... times that
@@ -196,7 +196,7 @@ def validation_batches(
     edges, longest = [config.pack_length], 8 * math.ceil(store.longest / 8)
     while edges[-1] < store.longest:
         edges.append(min(2 * edges[-1], longest))
-    parts: list[tuple[Shape, Callable[[], Iterator[Batch]]]] = []
+    parts: list[tuple[Shape, Callable[[], Iterator[HostBatch]]]] = []
     shorter = 0
     for edge in edges:
         members = np.flatnonzero((shorter < longer) & (longer <= edge))
@@ -207,13 +207,13 @@ def validation_batches(
     return parts
 
 
-def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[Batch]:
+def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[HostBatch]:
     sides = store.sentences(members)
     row, *starts = first_fit(sides[0].lengths, sides[1].lengths, shape.length)
     for first in range(0, int(row.max()) + 1, shape.rows):
         here = np.flatnonzero((first <= row) & (row < first + shape.rows))
         source, target = (side.at(here) for side in sides)
-        yield Batch(
+        yield HostBatch(
             shape,
             members[here],
             row[here] - first,

@@ -17,7 +17,7 @@ from t2t_flax.extensions.shared.parameters_run import write_params_run
 from t2t_flax.files import is_remote, refuse_existing
 from t2t_flax.model_forms import check_writable, run_folder
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean
-from t2t_flax.training.parameters import parameters_of
+from t2t_flax.training.parametrization import parametrization_of
 
 
 def average(
@@ -82,7 +82,7 @@ def average(
         "averaged": averaged,
         "config_changes": list(combined.config_changes),
     }
-    stored = parameters_of(first.stored).merged_config(first.stored)
+    stored = parametrization_of(first.stored).merged_config(first.stored)
     write_params_run(
         output,
         stored,

@@ -84,12 +84,12 @@ class FineTuning(Group):
 
         return FineTuningHook(config)
 
-    def parameters(self, config: Config) -> Any:
+    def parametrization(self, config: Config) -> Any:
         if not (self.init_from or self.freeze or self.lora_rank):
             return None
-        from t2t_flax.extensions.finetuning.parameters import parameters
+        from t2t_flax.extensions.finetuning.parametrization import parametrization
 
-        return parameters(self)
+        return parametrization(self)
 
 
 def of(config: Config) -> FineTuning:

@@ -13,7 +13,7 @@ from t2t_flax.extensions.finetuning import patterns_of
 
 
 def split_frozen(patterns: str, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (trained, frozen) parameters, see `training.parameters.Parameters`.
+    """Return (trained, frozen) parameters, see `training.parametrization.Parametrization`.
 
     Raises UserError for a pattern that matches no parameter, and if nothing is left to train.
     """

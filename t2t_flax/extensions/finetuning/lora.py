@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from t2t_flax.extensions.finetuning import FineTuning
 from t2t_flax.extensions.finetuning.frozen import matching
 from t2t_flax.extensions.shared.matrices import matrix_axes_of
-from t2t_flax.training.parameters import Params
+from t2t_flax.training.parametrization import Params
 
 NAME = "lora"
 """Folder of the adapters beside the model's parameters."""

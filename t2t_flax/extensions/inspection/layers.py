@@ -24,7 +24,7 @@ from t2t_flax.training.hooks import Hook
 from t2t_flax.training.parts import DeviceBatch, TrainingSetup, TrainState
 from t2t_flax.training.precision import compiler_options
 from t2t_flax.training.setup import Program, batch_struct, compile_programs
-from t2t_flax.training.train_step import train_step
+from t2t_flax.training.train_step import make_train_step
 
 MOST_TOKENS = 4096
 """Slots of the measured rows: the first ones of the first microbatch."""
@@ -115,13 +115,14 @@ def measure(
     FEED-FORWARD and attention_entropy / SUB-LAYER / HEAD: see `activations`, with the dropout of
     the update.
     """
-    config, parameters, shards = setup.config, setup.parameters, mesh_lib.batch_shards(setup.mesh)
-    step = train_step(config, setup.model, recording(setup.tx), setup.mesh, parameters)
-    trained, _ = parameters.split(state.params)
+    config, parametrization = setup.config, setup.parametrization
+    shards = mesh_lib.batch_shards(setup.mesh)
+    step = make_train_step(config, setup.model, recording(setup.tx), parametrization, setup.mesh)
+    trained, _ = parametrization.split(state.params)
     # Remains if the update is not finite.
     unknown = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), trained)
     new, _ = step(dataclasses.replace(state, opt_state=Recorded(unknown, state.opt_state)), batch)
-    old_trained, new_trained = (parameters.split(each.params)[0] for each in (state, new))
+    old_trained, new_trained = (parametrization.split(each.params)[0] for each in (state, new))
     changes = jax.tree.map(jnp.subtract, new_trained, old_trained)
     found = {f"param_rms/{name}": x for name, x in root_mean_squares(old_trained).items()}
     found |= {f"grad_rms/{name}": x for name, x in root_mean_squares(new.opt_state.grads).items()}
@@ -134,7 +135,7 @@ def measure(
         name: jax.lax.with_sharding_constraint(x[0, :some], of_rows) for name, x in batch.items()
     }
     noise = Noise(noise_key(config.seed.dropout, state.step), jnp.arange(some, dtype=jnp.uint32))
-    return found | activations(setup.model, parameters.merge(state.params), first, noise)
+    return found | activations(setup.model, parametrization.merge(state.params), first, noise)
 
 
 def root_mean_squares(tree: Mapping[str, Any]) -> dict[str, jax.Array]:

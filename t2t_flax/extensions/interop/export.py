@@ -26,7 +26,7 @@ from t2t_flax.extensions.shared.directions import Direction, codes_of, model_dir
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.files import atomic_directory, refuse_existing
 from t2t_flax.locks import exclusive_writer
-from t2t_flax.training.parameters import parameters_of
+from t2t_flax.training.parametrization import parametrization_of
 
 FORMATS = {
     "ctranslate2": ctranslate2_export.QUANTIZATIONS,
@@ -105,7 +105,7 @@ def export(
         elif kind == "huggingface":
             marian_export.write_marian(path, config, params, tokenizers, dtype=dtype)
         else:
-            merged = parameters_of(config).merged_config(config)
+            merged = parametrization_of(config).merged_config(config)
             write_model(
                 path, merged, params, dtype=dtype, steps=tuple(steps), tokenizer=tokenizers.digest
             )

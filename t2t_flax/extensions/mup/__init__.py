@@ -106,12 +106,12 @@ class Mup(Group):
                 " config.model.tie_embeddings = none."
             )
 
-    def parameters(self, config: Config) -> Any:
+    def parametrization(self, config: Config) -> Any:
         if not self.base_width:
             return None
-        from t2t_flax.extensions.mup.parameters import parameters
+        from t2t_flax.extensions.mup.parametrization import parametrization
 
-        return parameters(config)
+        return parametrization(config)
 
 
 _FOLDER = "t2t_flax.extensions.mup"

@@ -17,8 +17,9 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.mup.rule import last_norm
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.train_state import init_state, make_model
-from t2t_flax.training.train_step import train_step
+from t2t_flax.training.train_step import make_train_step
 
 FLAT = (-0.5, 0.2)
 """Slopes between which a change counts as independent of the size.
@@ -103,9 +104,10 @@ def changes(config: Config, updates: int) -> Changes:
     mesh = mesh_lib.make_mesh(
         dataclasses.replace(config.mesh, data=1, fsdp=1, tensor=1, slices=0), jax.devices()[:1]
     )
-    model, tx = make_model(config, _VOCAB, _VOCAB), make_optimizer(config)
-    state, _ = init_state(config, model, tx, mesh)
-    rows, step = _rows(), jax.jit(train_step(config, model, tx))
+    model, parametrization = make_model(config, _VOCAB, _VOCAB), parametrization_of(config)
+    tx = make_optimizer(config, parametrization)
+    state, _ = init_state(config, model, tx, parametrization, mesh)
+    rows, step = _rows(), jax.jit(make_train_step(config, model, tx, parametrization))
     look = jax.jit(lambda params: _activations(config, model, params, rows))
     batch = {name: x[None] for name, x in rows.items()}
     with mesh_lib.use(mesh):

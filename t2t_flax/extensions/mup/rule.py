@@ -15,7 +15,7 @@ import math
 
 from t2t_flax.config import Config
 from t2t_flax.extensions.mup import Mup
-from t2t_flax.training.parameters import Path, Scale
+from t2t_flax.training.parametrization import Path, Scale
 
 BRANCH_OUTPUTS = ("out", "Einsum_1", "down")
 """Modules of the last product of a residual branch.

@@ -10,7 +10,7 @@ from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.optimizers import Optimizers
 from t2t_flax.extensions.shared.matrices import matrix_axes_of
-from t2t_flax.training.parameters import path_names
+from t2t_flax.training.parametrization import path_names
 
 
 def adafactor(config: Config) -> optax.GradientTransformation:

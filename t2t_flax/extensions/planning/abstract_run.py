@@ -10,7 +10,6 @@ import time
 from typing import Any
 
 import jax
-import optax
 from jax.experimental import topologies
 
 from t2t_flax.config import Config
@@ -23,11 +22,12 @@ from t2t_flax.extensions.planning.collectives import DeviceLayout, collectives
 from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.parts import TrainState
+from t2t_flax.training.parametrization import Parametrization, parametrization_of
+from t2t_flax.training.parts import TrainOptimizer, TrainState
 from t2t_flax.training.precision import compiler_options
 from t2t_flax.training.setup import batch_struct, program_memory
 from t2t_flax.training.train_state import abstract_state, make_model
-from t2t_flax.training.train_step import make_train_step
+from t2t_flax.training.train_step import jit_train_step
 
 # The two ways in which the TPU compiler reports that a program does not fit.
 _REFUSAL = re.compile(
@@ -48,7 +48,8 @@ class AbstractRun:
     topology: Topology
     mesh: jax.sharding.Mesh
     model: Transformer
-    tx: optax.GradientTransformation
+    parametrization: Parametrization
+    tx: TrainOptimizer
     state: TrainState
     shardings: TrainState
 
@@ -74,9 +75,11 @@ def abstract_run(config: Config, topology: Topology) -> AbstractRun:
         )
     mesh = mesh_lib.make_mesh(config.mesh, devices_of(topology))
     mesh_lib.check_divisibility(config, mesh)
-    vocab, tx = config.data.vocab_size, make_optimizer(config)
+    vocab, parametrization = config.data.vocab_size, parametrization_of(config)
+    tx = make_optimizer(config, parametrization)
     model = make_model(config, vocab, vocab, platform=topology.platform)
-    return AbstractRun(config, topology, mesh, model, tx, *abstract_state(config, model, tx, mesh))
+    state, shardings = abstract_state(config, model, tx, parametrization, mesh)
+    return AbstractRun(config, topology, mesh, model, parametrization, tx, state, shardings)
 
 
 def devices_of(topology: Topology) -> list[jax.Device]:
@@ -110,7 +113,9 @@ def devices_of(topology: Topology) -> list[jax.Device]:
 def trace_train_step(run: AbstractRun, shape: Shape) -> jax.stages.Traced:
     """Return one update of this shape, traced for the devices of the run."""
     batch = batch_struct(shape.array_shape, mesh_lib.named(run.mesh, mesh_lib.MICRO_ROWS))
-    step = make_train_step(run.config, run.model, run.tx, run.mesh, run.shardings)
+    step = jit_train_step(
+        run.config, run.model, run.tx, run.parametrization, run.mesh, run.shardings
+    )
     with mesh_lib.use(run.mesh):
         return step.trace(run.state, batch)
 

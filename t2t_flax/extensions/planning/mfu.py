@@ -5,7 +5,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from t2t_flax.data.batching.batches import Batch
+from t2t_flax.data.batching.batches import HostBatch
 from t2t_flax.extensions.planning.chips import data_sheet_peak
 from t2t_flax.training.flops import Products, padded_tokens, real_tokens, training_products
 from t2t_flax.training.hooks import Hook
@@ -18,18 +18,18 @@ def hooks(setup: TrainingSetup) -> list[Hook]:
     The value is the utilization since the line before.
     """
     products = training_products(
-        setup.config, setup.model.target_vocab, setup.abstract.params, setup.parameters
+        setup.config, setup.model.target_vocab, setup.abstract.params, setup.parametrization
     )
     peaks = peaks_of(setup)
     hardware = useful = tokens = 0.0
 
     def add(step: int, batch: DeviceBatch, values: dict[str, float]) -> None:
         nonlocal hardware, useful, tokens
-        of_slots, of_tokens = update_flops(setup, batch.batch, products)
+        of_slots, of_tokens = update_flops(setup, batch.host, products)
         hardware, useful, tokens = (
             hardware + of_slots,
             useful + of_tokens,
-            tokens + batch.batch.target_tokens,
+            tokens + batch.host.target_tokens,
         )
         if "target_tokens_per_second" in values:
             seconds = tokens / values["target_tokens_per_second"]
@@ -39,7 +39,7 @@ def hooks(setup: TrainingSetup) -> list[Hook]:
     return [Hook("update", add)]
 
 
-def update_flops(run: TrainingSetup, batch: Batch, products: Products) -> tuple[float, float]:
+def update_flops(run: TrainingSetup, batch: HostBatch, products: Products) -> tuple[float, float]:
     """Return (FLOPs of all slots of an update's batch, FLOPs of its real tokens)."""
     shape, lengths = batch.shape, [side.lengths for side in batch.sides]
     slots, real = padded_tokens(shape.rows * shape.micro, shape.length), real_tokens(*lengths)

@@ -13,6 +13,7 @@ from t2t_flax.extensions.planning.abstract_run import abstract_run, compile_trai
 from t2t_flax.extensions.planning.chips import HOP_SECONDS
 from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.training.flops import forward_products, padded_tokens, training_products
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.setup import resident_bytes
 
 FILL = 0.97  # share of real tokens in packed rows, as in `explain`
@@ -99,7 +100,9 @@ def update_flops(config: Config, shape: Shape, params: Any) -> float:
         params: the run's parameters, arrays or shapes.
     """
     tokens, vocab = padded_tokens(shape.micro * shape.rows, shape.length), config.data.vocab_size
-    flops = training_products(config, vocab, params).flops(config.model, tokens)
+    flops = training_products(config, vocab, params, parametrization_of(config)).flops(
+        config.model, tokens
+    )
     if config.train.remat == "full":
         # Vocabulary 0: no logits.
         flops += forward_products(config.model, 0, params).flops(config.model, tokens)

@@ -84,7 +84,7 @@ def run(argv: list[str]) -> int:
     from t2t_flax.extensions.scaling import branches as lib
     from t2t_flax.process_setup import prepare_process
     from t2t_flax.training import workdir as workdir_lib
-    from t2t_flax.training.parameters import Parameters, parameters_of
+    from t2t_flax.training.parametrization import Parametrization, parametrization_of
 
     require_single_process("branch")
     workdir, output = epath.Path(args.workdir), epath.Path(args.output)
@@ -114,7 +114,7 @@ def run(argv: list[str]) -> int:
         factor: [lib.final_loss(output / b.name) for b in branches if b.factor == factor]
         for factor in factors
     }
-    partly = parameters_of(stored) != Parameters()
+    partly = parametrization_of(stored) != Parametrization()
     if args.noise_batches and partly:
         print(
             "The gradient noise scale is left out: it is that of all parameters, and this run"

@@ -16,12 +16,12 @@ from t2t_flax.extensions.selftest.reference import activations
 from t2t_flax.extensions.shared.recorded_gradients import Recorded, recording
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.parameters import parameters_of
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.parts import TrainState
 from t2t_flax.training.precision import compiler_options
 from t2t_flax.training.setup import batch_struct
 from t2t_flax.training.train_state import abstract_state, make_model
-from t2t_flax.training.train_step import make_train_step
+from t2t_flax.training.train_step import jit_train_step
 
 
 class Programs(NamedTuple):
@@ -49,10 +49,10 @@ class DeviceRun:
         self.model = make_model(
             self.config, *probe.vocab, platform=self.mesh.devices.flat[0].platform
         )
-        self.parameters = parameters_of(self.config)
-        self._tx = recording(make_optimizer(self.config, self.parameters))
+        self.parametrization = parametrization_of(self.config)
+        self._tx = recording(make_optimizer(self.config, self.parametrization))
         parts = self.config, self.model, self._tx, self.mesh
-        self.abstract, self.shardings = abstract_state(*parts, self.parameters)
+        self.abstract, self.shardings = abstract_state(*parts, self.parametrization)
 
     def place(self, state: TrainState) -> TrainState:
         """Put the state, of NumPy arrays, on the devices.
@@ -74,8 +74,8 @@ class DeviceRun:
         """Compile the programs; the train step is compiled as for a training."""
         rows = mesh_lib.named(self.mesh, mesh_lib.MICRO_ROWS)
         struct = batch_struct(self.probe.size, rows)
-        step = make_train_step(
-            self.config, self.model, self._tx, self.mesh, self.shardings, self.parameters
+        step = jit_train_step(
+            self.config, self.model, self._tx, self.parametrization, self.mesh, self.shardings
         )
         layers = jax.jit(self._layers, in_shardings=(self.shardings.params, rows))
         options = compiler_options(self.config)
@@ -89,7 +89,7 @@ class DeviceRun:
         def of_shard(params, part):
             rows, numbers = part
             noise = Noise(noise_key(self.config.seed.dropout, 0), numbers)
-            return activations(self.model, self.parameters.merge(params), rows, noise)
+            return activations(self.model, self.parametrization.merge(params), rows, noise)
 
         numbers = jnp.arange(self.probe.size[1], dtype=jnp.uint32)
         first = jax.tree.map(lambda x: x[0], batch)

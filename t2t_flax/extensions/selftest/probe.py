@@ -20,7 +20,7 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.matrices import matrix_axes_of
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.parameters import path_names
+from t2t_flax.training.parametrization import parametrization_of, path_names
 from t2t_flax.training.train_state import abstract_state, make_model
 
 _LAYERS = 2
@@ -90,7 +90,13 @@ def _small(config: Config, mesh: jax.sharding.Mesh, vocab: tuple[int, int]) -> C
     small = smooth.with_values(layers)
     try:
         config_lib.from_json(config_lib.to_json(small))
-        abstract_state(small, make_model(small, *vocab), make_optimizer(small), mesh)
+        abstract_state(
+            small,
+            make_model(small, *vocab),
+            make_optimizer(small, parametrization_of(small)),
+            parametrization_of(small),
+            mesh,
+        )
     except UserError:  # a key names a layer that the probe lacks
         return smooth
     return small

@@ -19,8 +19,8 @@ from t2t_flax.extensions.selftest.probe import Probe, draw_parameters
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.losses import loss_sums
-from t2t_flax.training.optimizer import make_average, make_optimizer
-from t2t_flax.training.parameters import Parameters, join, parameters_of
+from t2t_flax.training.optimizer import apply_gradients, make_optimizer
+from t2t_flax.training.parametrization import Parametrization, join, parametrization_of
 from t2t_flax.training.parts import TrainState
 from t2t_flax.training.train_state import abstract_state, make_model
 
@@ -102,8 +102,8 @@ class Reference:
     def __init__(self, probe: Probe):
         self.probe, self.device = probe, cpu_device()
         self.config = _plain(probe.config)
-        self.parameters = parameters_of(self.config)
-        self.tx = make_optimizer(self.config, self.parameters)
+        self.parametrization = parametrization_of(self.config)
+        self.tx = make_optimizer(self.config, self.parametrization)
         with jax.default_device(self.device):
             self.state = self._start()
 
@@ -112,9 +112,9 @@ class Reference:
             self._model("float32"),
             jax.sharding.Mesh(np.array(self.device).reshape(1, 1, 1), self.probe.mesh.axis_names),
         )
-        abstract, _ = abstract_state(self.config, model, self.tx, mesh, self.parameters)
+        abstract, _ = abstract_state(self.config, model, self.tx, self.parametrization, mesh)
         params = draw_parameters(abstract.params)
-        trained, _ = self.parameters.split(params)
+        trained, _ = self.parametrization.split(params)
         opt_state = jax.device_get(self.tx.init(trained))
         ema = params if self.config.optimizer.averages else None
         return TrainState(np.int32(0), params, opt_state, ema)  # type: ignore[arg-type]
@@ -131,11 +131,13 @@ class Reference:
 
         @jax.jit
         def all_at_once(params, rows, numbers):
-            (loss, others), grads = _gradient(config, model, self.parameters)(params, rows, numbers)
+            (loss, others), grads = _gradient(config, model, self.parametrization)(
+                params, rows, numbers
+            )
             noise = Noise(noise_key(config.seed.dropout, 0), numbers[:first])
             seen = activations(
                 model,
-                self.parameters.merge(params),
+                self.parametrization.merge(params),
                 {name: x[:first] for name, x in rows.items()},
                 noise,
             )
@@ -170,22 +172,15 @@ class Reference:
 
     @functools.cached_property
     def _update(self):
-        parameters, average = self.parameters, make_average(self.config)
-
         def update(grads, state):
-            trained, frozen = parameters.split(state.params)
-            updates, opt_state = self.tx.update(grads, state.opt_state, trained)
-            params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), trained, updates)
-            old, frozen_ema = parameters.split(state.ema) if average else (None, {})
-            ema = join(average(old, params, opt_state), frozen_ema) if average else None
-            return TrainState(state.step + 1, join(params, frozen), opt_state, ema)
+            return apply_gradients(state, grads, self.tx, self.parametrization)
 
         return jax.jit(update)
 
     @functools.cached_property
     def products_of_optimizer(self) -> int:
         """Matrix products of the optimizer's update, which devices round more than sums."""
-        trained, _ = self.parameters.split(self.state.params)
+        trained, _ = self.parametrization.split(self.state.params)
         lowered = jax.jit(self.tx.update).lower(trained, self.state.opt_state, trained)
         return lowered.as_text().count("stablehlo.dot_general")
 
@@ -217,7 +212,7 @@ def _plain(config: Config) -> Config:
     )
 
 
-def _gradient(config: Config, model: Transformer, parameters: Parameters):
+def _gradient(config: Config, model: Transformer, parametrization: Parametrization):
     """Return a gradient function.
 
     It maps (params, rows [A * B, L], their numbers) -> ((loss, other sums), gradients of the
@@ -225,11 +220,13 @@ def _gradient(config: Config, model: Transformer, parameters: Parameters):
     """
 
     def gradient(params, rows, numbers):
-        trained, frozen = parameters.split(params)
+        trained, frozen = parametrization.split(params)
         noise = Noise(noise_key(config.seed.dropout, 0), numbers)
 
         def loss(trained):
-            return loss_sums(config, model, parameters.merge(join(trained, frozen)), rows, noise)
+            return loss_sums(
+                config, model, parametrization.merge(join(trained, frozen)), rows, noise
+            )
 
         with products(model.matmul_precision):
             return jax.value_and_grad(loss, has_aux=True)(trained)

@@ -32,7 +32,7 @@ from t2t_flax.extensions.selftest.probe import Probe, make_probe
 from t2t_flax.extensions.selftest.programs import check_programs
 from t2t_flax.extensions.selftest.reference import Computed, Reference
 from t2t_flax.training.optimizer import learning_rate_schedule
-from t2t_flax.training.parameters import path_names
+from t2t_flax.training.parametrization import path_names
 from t2t_flax.training.parts import TrainState
 
 STAGES = ("parameters", "programs", "layers", "loss", "gradients", "update", "copies")
@@ -155,7 +155,7 @@ class _Test:
         )
 
     def _programs(self, lowered: str, compiled: str) -> None:
-        trained, _ = self.device.parameters.split(self.device.abstract.params)
+        trained, _ = self.device.parametrization.split(self.device.abstract.params)
         mesh = self.probe.mesh
         checked = check_programs(
             lowered,

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
+
+from t2t_flax.training.parts import TrainOptimizer
 
 
 class Recorded(NamedTuple):
@@ -17,7 +18,7 @@ class Recorded(NamedTuple):
     inner: Any
 
 
-def recording(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+def recording(tx: TrainOptimizer) -> TrainOptimizer:
     """Return the optimizer with `Recorded` states."""
 
     def init(params):
@@ -27,4 +28,4 @@ def recording(tx: optax.GradientTransformation) -> optax.GradientTransformation:
         updates, inner = tx.update(grads, state.inner, params)
         return updates, Recorded(grads, inner)
 
-    return optax.GradientTransformation(init, update)
+    return tx._replace(init=init, update=update)

@@ -24,8 +24,8 @@ from t2t_flax.extensions.finetuning.start import start_params
 from t2t_flax.registry import load_extensions
 from t2t_flax.training import loop
 from t2t_flax.training.losses import loss_sums
-from t2t_flax.training.parameters import merged as merged_parameters
-from t2t_flax.training.parameters import parameters_of
+from t2t_flax.training.parametrization import merged as merged_parameters
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.train_state import abstract_params, make_model
 
 load_extensions()
@@ -81,7 +81,7 @@ def test_gradients_are_the_full_gradient_projected(mixer):
     )
     full_loss = jax.jit(jax.value_and_grad(lambda p: loss_sums(config, model, p, batch, None)[0]))
     value, grads = loss(params)
-    merged = merged_parameters(parameters_of(config), params)
+    merged = merged_parameters(parametrization_of(config), params)
     full_value, full = full_loss(merged)
     assert float(value) == pytest.approx(float(full_value), rel=1e-6)
     kernels, after, gradient = (flatten_dict(of_model(t), sep="/") for t in (params, merged, full))
@@ -174,7 +174,7 @@ def test_a_run_is_read_with_merged_weights(tmp_path, cache):
     config = tiny_run("", 4, finetuning=adapters, **keys)
     run = start(config, tmp_path / "whole", cache)
     whole = loop.train(run, score=None).state
-    merged = merged_parameters(run.parameters, whole.params)
+    merged = merged_parameters(run.parametrization, whole.params)
     assert not np.array_equal(*(jax.tree.leaves(p)[0] for p in (merged["encoder_0"]["self_attention"]["query"],
                                                                whole.params["encoder_0"]["self_attention"]["query"])))  # fmt: skip
     newest = load(tmp_path / "whole", overrides=HERE).params

@@ -23,6 +23,7 @@ from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.parts import TrainingSetup
 from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.train_state import init_state, make_model
@@ -191,7 +192,13 @@ def test_rows_follow_their_pieces(tie, shape):
 
 def initial(config, pair, mesh):
     model = make_model(config, *pair.vocab_sizes)
-    return model, init_state(config, model, make_optimizer(config), mesh)[0].params
+    return model, init_state(
+        config,
+        model,
+        make_optimizer(config, parametrization_of(config)),
+        parametrization_of(config),
+        mesh,
+    )[0].params
 
 
 def test_vocabularies_without_a_common_piece_are_refused():
@@ -210,7 +217,7 @@ def test_a_run_with_another_vocabulary_starts_by_piece(first, tmp_path, cache):
     run = start(tiny_run(tmp_path, steps=2, finetuning=keys, data=data), tmp_path, cache)
     old, new = TokenizerPair.load(first / "tokenizer").source, run.corpus.tokenizers.source
     assert (old.vocab_size, new.vocab_size) == (300, 340)
-    own = init_state(run.config, run.model, run.tx, run.mesh)[0].params
+    own = init_state(run.config, run.model, run.tx, run.parametrization, run.mesh)[0].params
     said = []
     params = start_params(run, own, say=said.append)
     table, old_table = (

@@ -16,7 +16,7 @@ from t2t_flax.registry import OPTIMIZERS, load_extensions
 from t2t_flax.training.losses import loss_sums
 from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.parameters import join, parameters_of
+from t2t_flax.training.parametrization import join, parametrization_of
 from t2t_flax.training.train_state import abstract_state, make_model
 
 load_extensions()
@@ -56,12 +56,12 @@ def test_a_pattern_without_a_match_is_refused_with_the_closest_paths():
 
 def test_split_and_join():
     config = small_config(finetuning=dict(freeze="encoder_0 shared_embedding"))
-    trained, frozen = parameters_of(config).split(TREE)
+    trained, frozen = parametrization_of(config).split(TREE)
     assert trained == {name: TREE[name] for name in ("encoder_1", "encoder_10")}
     assert frozen == {name: TREE[name] for name in ("encoder_0", "shared_embedding")}
     assert join(trained, frozen) == TREE
     with refused("finetuning.freeze"):
-        parameters_of(small_config(finetuning=dict(freeze="*"))).split(TREE)
+        parametrization_of(small_config(finetuning=dict(freeze="*"))).split(TREE)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_frozen_parameters_and_their_average_do_not_change(frozen_run):
     config, before, after, _ = frozen_run
     for name in ("params", "ema"):
         (trained, frozen), (old_trained, old_frozen) = (
-            parameters_of(config).split(getattr(s, name)) for s in (after, before)
+            parametrization_of(config).split(getattr(s, name)) for s in (after, before)
         )
         jax.tree.map(np.testing.assert_array_equal, frozen, old_frozen)
         changed = [
@@ -101,7 +101,7 @@ def test_an_update_is_that_of_the_optimizer_on_the_trained_gradients(store):
     """
     config = small_config(finetuning=FREEZE, **KEYS)
     before, after, (metrics,) = run_updates(config, store, updates=1)
-    model, tx = make_model(config, 37, 37), make_optimizer(config)
+    model, tx = make_model(config, 37, 37), make_optimizer(config, parametrization_of(config))
     first = Batches(store, config.data, seed=0).batch(0)
     batch = {k: x[0] for k, x in first.rows(0, first.shape.rows).items()}
     noise = Noise(
@@ -109,13 +109,15 @@ def test_an_update_is_that_of_the_optimizer_on_the_trained_gradients(store):
         jnp.arange(len(batch["target"]), dtype=jnp.uint32),
     )
     grads = jax.jit(jax.grad(lambda p: loss_sums(config, model, p, batch, noise)[0]))(before.params)
-    grads = jax.tree.map(lambda g: g / metrics["tokens"], parameters_of(config).split(grads)[0])
+    grads = jax.tree.map(
+        lambda g: g / metrics["tokens"], parametrization_of(config).split(grads)[0]
+    )
     norm = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(grads)))
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
-    old = parameters_of(config).split(before.params)[0]
+    old = parametrization_of(config).split(before.params)[0]
     updates, _ = tx.update(grads, tx.init(old), old)
     for new, was, update in zip(
-        *map(jax.tree.leaves, (parameters_of(config).split(after.params)[0], old, updates)),
+        *map(jax.tree.leaves, (parametrization_of(config).split(after.params)[0], old, updates)),
         strict=True,
     ):
         np.testing.assert_allclose(
@@ -137,7 +139,13 @@ def test_losses_are_the_same_on_every_mesh(store, frozen_run, shape):
 def test_every_optimizer_leaves_frozen_parameters_out(name):
     config = small_config(finetuning=FREEZE, optimizer=dict(name=name, weight_decay=0.1))
     mesh = devices_mesh(fsdp=2)
-    state = abstract_state(config, make_model(config, 37, 37), make_optimizer(config), mesh)[0]
+    state = abstract_state(
+        config,
+        make_model(config, 37, 37),
+        make_optimizer(config, parametrization_of(config)),
+        parametrization_of(config),
+        mesh,
+    )[0]
     paths = {
         jax.tree_util.keystr(p, simple=True) for p, _ in jax.tree.leaves_with_path(state.opt_state)
     }

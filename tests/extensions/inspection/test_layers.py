@@ -38,7 +38,10 @@ def statistics(line: dict) -> dict[str, float]:
 
 def measured(setup, state=None, number=0) -> dict[str, float]:
     """What the hook adds to the numbers of an update."""
-    state = state or init_state(setup.config, setup.model, setup.tx, setup.mesh)[0]
+    state = (
+        state
+        or init_state(setup.config, setup.model, setup.tx, setup.parametrization, setup.mesh)[0]
+    )
     setup = dataclasses.replace(
         setup, config=setup.config.with_values({"inspection.layers_every": 1})
     )
@@ -76,7 +79,7 @@ def test_norms_equal_numpys(tmp_path, cache):
     """
     config = tiny_run(tmp_path)
     setup = start(config, tmp_path, cache)
-    state = init_state(setup.config, setup.model, setup.tx, setup.mesh)[0]
+    state = init_state(setup.config, setup.model, setup.tx, setup.parametrization, setup.mesh)[0]
     before, found = jax.device_get(state.params), measured(setup, state)
     batch = put_batch(setup.batches.batch(0), setup.mesh)
     assert batch.arrays["target"].shape[0] > 1

@@ -58,7 +58,7 @@ def run(workdir):
 def test_validation_is_that_of_each_source_alone_and_their_mean(tmp_path, cache):
     """The loss of a set among several equals, bit for bit, that of a run with this set only."""
     both = start(config_of(), tmp_path / "both", cache)
-    params = init_state(both.config, both.model, both.tx, both.mesh)[0].params
+    params = init_state(both.config, both.model, both.tx, both.parametrization, both.mesh)[0].params
     values = validation_loss(both)(params, lambda: None)
     alone = {}
     for name in ("en-de", "de-en"):
@@ -75,7 +75,9 @@ def test_validation_is_that_of_each_source_alone_and_their_mean(tmp_path, cache)
 
 def test_decoding_validates_each_direction_with_its_own_languages(workdir, cache, tmp_path):
     setup = start(config_of(eval=dict(decode_sentences=3)), tmp_path, cache)
-    params = init_state(setup.config, setup.model, setup.tx, setup.mesh)[0].params
+    params = init_state(setup.config, setup.model, setup.tx, setup.parametrization, setup.mesh)[
+        0
+    ].params
     values = validation_score(setup)(params)
     assert set(values) == {"valid_bleu", "valid_bleu/en-de", "valid_bleu/de-en"}
     assert values["valid_bleu"] == pytest.approx(

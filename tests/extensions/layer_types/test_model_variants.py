@@ -14,8 +14,9 @@ from helpers.refusals import refused
 from t2t_flax.config import default_config, override, resolve
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.train_state import abstract_state, make_model
-from t2t_flax.training.train_step import make_train_step
+from t2t_flax.training.train_step import jit_train_step
 
 GROUPED = dict(position="rotary", num_kv_heads=2, norm_type="rmsnorm", norm_placement="pre", feed_forward="gated",
                activation="swish", dropout_attention=0.1)  # fmt: skip
@@ -30,7 +31,10 @@ def losses(model: dict, *, shape=(1, 1, 1), mesh_keys=(), **train) -> np.ndarray
     mesh = devices_mesh(*shape)
     mesh_lib.check_divisibility(config, mesh)
     module, tx, state, shardings = model_and_state(config, mesh)
-    step, values = make_train_step(config, module, tx, mesh, shardings), []
+    step, values = (
+        jit_train_step(config, module, tx, parametrization_of(config), mesh, shardings),
+        [],
+    )
     batch = {name: jnp.asarray(x) for name, x in BATCH.items()}
     with mesh_lib.use(mesh):
         for _ in range(3):
@@ -71,8 +75,8 @@ def test_bfloat16_with_remat_stays_close(kind):
 
 def test_grouped_key_heads_are_divided_over_a_tensor_axis():
     config, mesh = small_config(model=GROUPED), devices_mesh(1, 2, 2)
-    model, tx = make_model(config, 37, 37), make_optimizer(config)
-    _, shardings = abstract_state(config, model, tx, mesh)
+    model, tx = make_model(config, 37, 37), make_optimizer(config, parametrization_of(config))
+    _, shardings = abstract_state(config, model, tx, parametrization_of(config), mesh)
     for name in ("query", "key", "value"):
         assert shardings.params["encoder_0"]["self_attention"][name]["kernel"].spec[:2] == (
             "fsdp",

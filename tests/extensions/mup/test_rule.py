@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.extensions.mup.parameters import scales_of
+from t2t_flax.extensions.mup.parametrization import scales_of
 from t2t_flax.extensions.mup.rule import kind_of, rules
 from t2t_flax.models.layers import Residual
 from t2t_flax.registry import load_extensions
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.parameters import parameters_of, path_names
+from t2t_flax.training.parametrization import parametrization_of, path_names
 from t2t_flax.training.train_state import make_model, parameter_shapes
 
 load_extensions()
@@ -175,9 +175,13 @@ def test_updates_are_the_rule_times_adams_whatever_its_epsilon(width, eps):
         jax.tree_util.tree_map_with_path(lambda p, x: x / factors[path_names(p)].gradient, g)
         for g in grads
     ]
-    plain = updates_of(make_optimizer(wide(16, eps=eps)), grads, params)
+    plain = updates_of(
+        make_optimizer(wide(16, eps=eps), parametrization_of(wide(16, eps=eps))), grads, params
+    )
     for update, expected in zip(
-        updates_of(make_optimizer(config), smaller, params), plain, strict=True
+        updates_of(make_optimizer(config, parametrization_of(config)), smaller, params),
+        plain,
+        strict=True,
     ):
         jax.tree.map(
             lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-9),
@@ -193,7 +197,14 @@ def test_weight_decay_shrinks_as_much_at_every_width():
     )
     ones = jax.tree.map(np.ones_like, zeros)
     updates = [
-        updates_of(make_optimizer(wide(base, weight_decay=0.1)), [zeros], ones) for base in (4, 16)
+        updates_of(
+            make_optimizer(
+                wide(base, weight_decay=0.1), parametrization_of(wide(base, weight_decay=0.1))
+            ),
+            [zeros],
+            ones,
+        )
+        for base in (4, 16)
     ]
     jax.tree.map(np.testing.assert_array_equal, *updates)
 
@@ -252,4 +263,4 @@ def test_parameters_without_a_rule_and_other_keys_of_parameters_are_refused():
     with refused("norm_type"):
         scales_of(wide(), {"shared_embedding": {"table": 0}})
     with refused("finetuning"):
-        parameters_of(wide().with_values({"finetuning.freeze": "encoder_*"}))
+        parametrization_of(wide().with_values({"finetuning.freeze": "encoder_*"}))

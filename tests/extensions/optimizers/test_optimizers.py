@@ -20,14 +20,14 @@ from t2t_flax.registry import FEED_FORWARDS, MIXERS, load_extensions
 from t2t_flax.training import loop
 from t2t_flax.training.optimizer import (
     learning_rate_schedule,
-    make_average,
     make_optimizer,
     where_finite,
 )
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.setup import put_batch, validation_loss
 from t2t_flax.training.train_state import abstract_state, init_state, make_model
-from t2t_flax.training.train_step import make_train_step
+from t2t_flax.training.train_step import jit_train_step
 
 load_extensions()
 SCHEDULE = {
@@ -47,7 +47,9 @@ GRADS = [{"w": jnp.full((2, 2), 3.0) * k, "b": jnp.array([1.0, -2.0])} for k in 
 def updates(config: Config, grads: list, params=None) -> list:
     """The updates for a sequence of gradients, at fixed parameters."""
     return updates_of(
-        make_optimizer(config), grads, params or {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
+        make_optimizer(config, parametrization_of(config)),
+        grads,
+        params or {"w": jnp.ones((2, 2)), "b": jnp.ones(2)},
     )
 
 
@@ -93,12 +95,8 @@ def test_schedule_free_adamw_equals_its_formulas(skipped):
     config = CONFIGS["schedule_free_adamw"].with_values(
         {"optimizers.decay_steps": 6, "optimizer.warmup_steps": 4}
     )
-    o, rate, tx, average = (
-        config.optimizer,
-        learning_rate_schedule(config),
-        make_optimizer(config),
-        make_average(config),
-    )
+    o, rate = config.optimizer, learning_rate_schedule(config)
+    tx = make_optimizer(config, parametrization_of(config))
     params = {"w": jnp.ones((2, 2)), "b": jnp.array([1.0, -0.5])}
     state, total, largest = tx.init(params), 0.0, 0.0
     x, y, z = ({name: np.asarray(p, np.float64) for name, p in params.items()} for _ in range(3))
@@ -122,13 +120,15 @@ def test_schedule_free_adamw_equals_its_formulas(skipped):
             x[name] = (1 - c) * x[name] + c * z[name]
             y[name] = (1 - o.b1) * z[name] + o.b1 * x[name]
         assert_trees_close(params, y, rtol=2e-5)
-        assert_trees_close(average(None, params, state), x, rtol=2e-5)
+        assert_trees_close(tx.average(None, params, state), x, rtol=2e-5)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_config_averages_if_its_optimizer_does(name):
     """The config says so without JAX, by the key that the row ignores."""
-    assert (make_average(CONFIGS[name]) is not None) == CONFIGS[name].optimizer.averages
+    config = CONFIGS[name]
+    tx = make_optimizer(config, parametrization_of(config))
+    assert (tx.average is not None) == config.optimizer.averages
 
 
 def test_schedule_free_adamw_starts_where_the_run_starts():
@@ -139,7 +139,12 @@ def test_schedule_free_adamw_starts_where_the_run_starts():
         return jax.tree.map(lambda p: p + 1.0, own)
 
     state, _ = init_state(
-        config, make_model(config, 37, 37), make_optimizer(config), devices_mesh(), start=moved
+        config,
+        make_model(config, 37, 37),
+        make_optimizer(config, parametrization_of(config)),
+        parametrization_of(config),
+        devices_mesh(),
+        start=moved,
     )
     for tree in (state.ema, state.opt_state.z):
         assert_trees_close(tree, state.params, rtol=0, atol=0)
@@ -273,8 +278,8 @@ def test_muon_trains_every_kernel_of_every_layer(key, value):
 
 
 def state_of(config: Config):
-    model, tx = make_model(config, 37, 37), make_optimizer(config)
-    return abstract_state(config, model, tx, devices_mesh())[0]
+    model, tx = make_model(config, 37, 37), make_optimizer(config, parametrization_of(config))
+    return abstract_state(config, model, tx, parametrization_of(config), devices_mesh())[0]
 
 
 def test_muon_needs_a_kernel_to_train():
@@ -309,7 +314,9 @@ class Trainer:
         self.config, self.mesh = config, devices_mesh(**mesh_shape)
         self.model, self.tx, self.first, shardings = model_and_state(config, self.mesh)
         self._batches = Batches(store, config.data, seed=0, shards=mesh_lib.batch_shards(self.mesh))
-        self._step = make_train_step(config, self.model, self.tx, self.mesh, shardings)
+        self._step = jit_train_step(
+            config, self.model, self.tx, parametrization_of(config), self.mesh, shardings
+        )
 
     def train(self, state, updates: range):
         losses = []
@@ -376,7 +383,10 @@ def test_optimizer_state_tree_does_not_depend_on_clipping(name):
     params = {"w": {"kernel": jnp.ones((2, 2))}, "b": {"bias": jnp.ones(2)}}
     config = CONFIGS.get(name, Config())
     first, second = (
-        make_optimizer(config.with_values({"optimizer.max_grad_norm": norm})).init(params)
+        make_optimizer(
+            config.with_values({"optimizer.max_grad_norm": norm}),
+            parametrization_of(config.with_values({"optimizer.max_grad_norm": norm})),
+        ).init(params)
         for norm in (0.0, 1.0)
     )
     assert jax.tree.structure(first) == jax.tree.structure(second)

@@ -6,6 +6,7 @@ from t2t_flax.config import Config, Model
 from t2t_flax.extensions.planning.chips import GPUS
 from t2t_flax.training.flops import Tokens, padded_tokens, training_products
 from t2t_flax.training.model_summary import state_on_one_device
+from t2t_flax.training.parametrization import parametrization_of
 
 BIG = Model(num_encoder_layers=6, num_decoder_layers=6, d_model=1024, d_ff=4096, num_heads=16)
 T5_LARGE = Model(
@@ -31,6 +32,11 @@ def test_no_published_run_exceeds_the_bound(chip, model, vocab, tokens, units, m
     shown: share in the page.
     """
     config = Config(model=model)
-    products = training_products(config, vocab, state_on_one_device(config, (vocab, vocab)).params)
+    products = training_products(
+        config,
+        vocab,
+        state_on_one_device(config, (vocab, vocab)).params,
+        parametrization_of(config),
+    )
     bound = GPUS[chip].peak_flops * units / products.flops(model, tokens)
     assert measured / bound == pytest.approx(shown, abs=0.005)

@@ -16,6 +16,7 @@ from t2t_flax import files
 from t2t_flax.data import file_hashes
 from t2t_flax.extensions.storage import mirror
 from t2t_flax.training.checkpoints import Checkpoints
+from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.progress import MetricsWriter, read_metrics
 from t2t_flax.training.train_state import abstract_state
 from t2t_flax.training.workdir import adopt_config, checkpoint_steps, writing
@@ -191,7 +192,7 @@ def test_damaged_and_unfinished_checkpoints_are_skipped(gcs):
     assert {name: gcs.read(name) for name in gcs.names()} == before
     reopened.clean_up()
     assert before.keys() - set(gcs.names()) == {"run/checkpoints/5/params/x"}
-    abstract, _ = abstract_state(config, model, tx, devices_mesh())
+    abstract, _ = abstract_state(config, model, tx, parametrization_of(config), devices_mesh())
     assert reopened.restore_latest(abstract, config)[1]["step"] == 1
     assert any("/2.damaged-" in name for name in gcs.names()) and reopened.steps() == [1]
 

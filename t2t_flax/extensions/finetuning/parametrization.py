@@ -7,16 +7,16 @@ import jax
 from t2t_flax.config import Config
 from t2t_flax.extensions.finetuning import FineTuning, lora
 from t2t_flax.extensions.finetuning.frozen import split_frozen
-from t2t_flax.training.parameters import Parameters, Params
+from t2t_flax.training.parametrization import Parametrization, Params
 
 
-def parameters(keys: FineTuning) -> Parameters:
+def parametrization(keys: FineTuning) -> Parametrization:
     """Return parameters that start from another run, are frozen or have adapters."""
     start, explain = _start if keys.init_from else None, functools.partial(_explain, keys)
     if not keys.lora_rank:
         split = functools.partial(split_frozen, keys.freeze)
-        return Parameters(split=split, start=start, explain=explain)
-    return Parameters(
+        return Parametrization(split=split, start=start, explain=explain)
+    return Parametrization(
         split=lora.split,
         extend=functools.partial(lora.with_adapters, keys),
         initial=_with_initial_adapters,

@@ -40,7 +40,7 @@ def _unchanged(x):
 
 
 @dataclasses.dataclass(frozen=True)
-class Parameters:
+class Parametrization:
     """Functions that map between the parameters of a run and of its model.
 
     Only the trained parameters take part in the optimizer, the gradient and its norm, weight decay
@@ -71,43 +71,43 @@ class Parameters:
     explain: Callable[[], list[str]] = list
 
 
-def parameters_of(config: Config) -> Parameters:
-    """Return the `Parameters` of a config.
+def parametrization_of(config: Config) -> Parametrization:
+    """Return the `Parametrization` of a config.
 
     Call it once for a run and keep the result. Raises UserError for keys that exclude each other.
     """
-    made = {name: group.parameters(config) for name, group in config.extension_groups.items()}
-    found = {name: parameters for name, parameters in made.items() if parameters}
+    made = {name: group.parametrization(config) for name, group in config.extension_groups.items()}
+    found = {name: made_by for name, made_by in made.items() if made_by}
     if len(found) > 1:
         raise UserError(
             f"config.{' and config.'.join(found)} both say how parameters begin and are trained:"
             " leave out one of them."
         )
-    return next(iter(found.values()), Parameters())
+    return next(iter(found.values()), Parametrization())
 
 
 def join(trained: Params, frozen: Params) -> Params:
-    """Join the two trees that `Parameters.split` returned."""
+    """Join the two trees that `Parametrization.split` returned."""
     if not frozen:
         return trained
     return unflatten_dict(flatten_dict(trained, sep="/") | flatten_dict(frozen, sep="/"), sep="/")
 
 
-def merged(parameters: Parameters, params: Params) -> Params:
+def merged(parametrization: Parametrization, params: Params) -> Params:
     """Compute the model's parameters as arrays, with their shardings in the run."""
-    found = parameters.merge(params)
+    found = parametrization.merge(params)
     if found is params:
         return params
-    own = model_part(parameters, params)
+    own = model_part(parametrization, params)
     return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), found, own)
 
 
-def model_part(parameters: Parameters, params: Params) -> Params:
+def model_part(parametrization: Parametrization, params: Params) -> Params:
     """Select the run's parameters that the model has too, without merging."""
-    if parameters.merge is _unchanged:
+    if parametrization.merge is _unchanged:
         return params
     leaves = flatten_dict(params, sep="/")
-    names = flatten_dict(jax.eval_shape(parameters.merge, params), sep="/")
+    names = flatten_dict(jax.eval_shape(parametrization.merge, params), sep="/")
     return unflatten_dict({name: leaves[name] for name in names}, sep="/")
 
 

@@ -11,12 +11,12 @@ from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.mup import Mup
 from t2t_flax.extensions.mup.rule import depth_scale, kind_of, rules
-from t2t_flax.training.parameters import Parameters, Params, Path, Scale, path_names
+from t2t_flax.training.parametrization import Parametrization, Params, Path, Scale, path_names
 
 
-def parameters(config: Config) -> Parameters:
+def parametrization(config: Config) -> Parametrization:
     """Return the parameters of the model, scaled."""
-    return Parameters(
+    return Parametrization(
         scales=functools.partial(scales_of, config), explain=functools.partial(_explain, config)
     )
 
