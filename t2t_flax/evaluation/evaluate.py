@@ -10,7 +10,6 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
-import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +37,7 @@ from t2t_flax.files import atomic_write
 from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import Metric, Predictions, Task, confidence_interval, lower_is_better, task_of
 from t2t_flax.training.checksums import checksums
+from t2t_flax.training.losses import perplexity
 from t2t_flax.training.parts import TrainingSetup
 from t2t_flax.training.setup import ValidationLoss, with_means
 from t2t_flax.training.train_state import count_params
@@ -127,7 +127,7 @@ def evaluate(
                 for k, v in hook.record(split, predictions).items()
             },
         },
-        "scores": scores | {"nll": nll, "perplexity": math.exp(min(nll, 700.0))},
+        "scores": scores | {"nll": nll, "perplexity": perplexity(nll)},
         "counts": {
             "sentences": len(pairs),
             "source_cut": sum(t.source_cut for t in translations),

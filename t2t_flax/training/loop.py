@@ -1,14 +1,9 @@
-"""The training loop: restore, compile, update, evaluate, save.
-
-`train` first defines its local functions (log, report, evaluate, save, end). The run itself starts
-at the banner "Restore".
-"""
+"""The training loop: restore, compile, update, evaluate, save."""
 
 import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 
@@ -18,9 +13,16 @@ from t2t_flax.errors import NonFiniteUpdate
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.checksums import checksums
 from t2t_flax.training.hooks import call_hooks, make_hooks
+from t2t_flax.training.losses import Sums, perplexity
 from t2t_flax.training.parametrization import merged
 from t2t_flax.training.parts import DeviceBatch, TrainingEnd, TrainingSetup
-from t2t_flax.training.progress import MetricsWriter, Progress, Rate, measure, seconds_since_start
+from t2t_flax.training.progress import (
+    MetricsWriter,
+    ProgressBar,
+    Throughput,
+    measure,
+    seconds_since_start,
+)
 from t2t_flax.training.run import (
     DueAfterUpdate,
     checkpoint_meta,
@@ -60,116 +62,17 @@ def train(
         NonFiniteUpdate: the run diverged.
         UserError: the checkpoint has another model, or the disk is full.
     """
-    if supervisor is None:
-        with RunSupervisor(ProcessGroup(), setup.config) as supervisor:
-            return train(setup, score, say, supervisor)
-    config, mesh, group = setup.config, setup.mesh, supervisor.group
-    keep, last, lead = config.checkpoint, config.train.steps, group.is_lead
-    keep_last = max(keep.keep_last, keep.average_last)
-    folder = setup.workdir / "checkpoints"
-    checkpoints = Checkpoints(folder, keep_last=keep_last, keep_best=keep.keep_best, group=group)
-    stack = contextlib.ExitStack()
-    queued: tuple[int, DeviceBatch, dict[str, jax.Array]] | None = None
+    with contextlib.ExitStack() as stack:
+        supervisor = supervisor or stack.enter_context(RunSupervisor(ProcessGroup(), setup.config))
+        config, group, last = setup.config, supervisor.group, setup.config.train.steps
+        keep_last = max(config.checkpoint.keep_last, config.checkpoint.average_last)
+        checkpoints = Checkpoints(
+            setup.workdir / "checkpoints",
+            keep_last=keep_last,
+            keep_best=config.checkpoint.keep_best,
+            group=group,
+        )
 
-    # ---- Local functions. The run itself starts below, at `with stack`.
-
-    def log(step: int, values: dict[str, Any]) -> None:
-        """Append a line to metrics.jsonl and call the log hooks, in process 0 only."""
-        if writer:
-            tokens = {
-                f"total_{side}_tokens": getattr(progress, f"{side}_tokens")
-                for side in ("source", "target")
-            }
-            writer.write(step, values | tokens)
-            call_hooks(hooks, "log", step, values | tokens)
-
-    def report() -> None:
-        """Wait for the queued update; count, show and log it.
-
-        Raises NonFiniteUpdate where the run diverged.
-        """
-        nonlocal queued
-        if not queued:
-            return
-        (step, batch, metrics), queued = queued, None
-        with measure("step", seconds):
-            values: dict[str, Any] = {
-                name: float(value) for name, value in jax.device_get(metrics).items()
-            }
-        source = batch.host
-        progress.source_tokens += source.source_tokens
-        progress.target_tokens += source.target_tokens
-        if finite := bool(values.pop("finite")):
-            progress.skipped_in_a_row = 0
-        else:
-            try:
-                why = skip_or_fail(config, progress, step, values["loss"], values["grad_norm"])
-            except NonFiniteUpdate:
-                end(step)
-                raise
-            log(step, {"skipped": why, "skipped_updates": progress.skipped_updates})
-            bar.say(f"skipped {why}")
-            values = {name: value for name, value in values.items() if math.isfinite(value)}
-        rate.add(source)
-        loss, learning_rate = values.get("loss", math.nan), values["learning_rate"]
-        bar.update(step, f"loss {loss:.3f}  lr {learning_rate:.2e}  {rate}")
-        if logged := step % config.log.every_steps == 0:
-            if finite:
-                values["ppl"] = math.exp(min(values["nll"], 700.0))
-            if config.train.non_finite == "skip":
-                values["skipped_updates"] = progress.skipped_updates
-            values |= rate.describe(source) | {"seconds": progress.rounded_seconds()}
-            rate.restart()
-        call_hooks(hooks, "update", step, batch, values)
-        if logged:
-            log(step, values)
-
-    def evaluate(step: int, due: DueAfterUpdate) -> float | None:
-        """Run and log the due evaluations; return eval.metric, higher is better.
-
-        Raises StopRequested where all processes stop before the end. The evaluation is then
-        discarded and remains due.
-        """
-        values: dict[str, float] = {}
-        with measure("eval", seconds):
-            params = merged(setup.parametrization, state.eval_params)
-            if valid_loss and due.loss:
-                means = valid_loss(params, supervisor.raise_if_stopping)
-                values |= {f"valid_{name}": mean for name, mean in means.items()}
-                values["valid_ppl"] = math.exp(min(means["nll"], 700.0))
-            if score and due.decoding:
-                compiling = functools.partial(supervisor.exit_on_signal, "compiling the search")
-                values |= score(params, supervisor.raise_if_stopping, compiling)
-        progress.evaluation_due = False
-        found = note_metric(progress, values, step, config.eval.metric)
-        shown = "  ".join(f"{k} {v:.4f}" for k, v in values.items())
-        log(step, values)
-        bar.say(f"step {step}: {shown}")
-        return found
-
-    def save(step: int, metric: float | None) -> None:
-        """Start to save a checkpoint in the background.
-
-        If the run stopped between this checkpoint and its evaluation, add the evaluation to it
-        instead. May wait for the previous save, up to Orbax's timeout of an hour. Raises UserError
-        where the disk is full.
-        """
-        if writer:
-            writer.send()  # store the lines of metrics.jsonl before the checkpoint
-        with measure("save", seconds), supervisor.expect_progress(False):
-            progress.step = step
-            if step in checkpoints.steps():
-                checkpoints.add_evaluation(step, progress.evaluation_fields(), metric)
-            else:
-                checkpoints.save(state, checkpoint_meta(setup, progress), metric)
-
-    def end(step: int) -> None:
-        """Close metrics.jsonl, and call the end hooks of a run that stopped or diverged."""
-        if writer:
-            writer.close()
-        call_hooks(hooks, "end", step, {})
-
-    with stack:
         # ---- Restore. Compile all programs: nothing compiles after the first update.
         with supervisor.exit_on_signal("restoring and compiling"):
             checkpoints.clean_up()
@@ -178,43 +81,138 @@ def train(
             start, seconds = progress.step, progress.seconds
             # Batches are prepared while the programs compile.
             batches = stack.enter_context(
-                Prefetcher(setup.batches, mesh, start, last, config.data.num_workers)
+                Prefetcher(setup.batches, setup.mesh, start, last, config.data.num_workers)
             )
             with measure("compile", seconds):
-                programs = compile_programs(train_program(setup), setup.batches.shapes, mesh)
+                programs = compile_programs(train_program(setup), setup.batches.shapes, setup.mesh)
                 valid_loss = validation_loss(setup)
-                # Compile the checksums that `save` computes.
+                # Compile the checksums that a save computes.
                 for tree in (state.params, state.opt_state, state.ema):
                     checksums(tree)
-            repeated = progress.evaluation_due
-            writer = (
-                MetricsWriter(setup.workdir, resume_step=start, evaluation_due=repeated)
-                if lead
-                else None
-            )
+            writer: MetricsWriter | None = None
+            if group.is_lead:
+                writer = MetricsWriter(
+                    setup.workdir, resume_step=start, evaluation_due=progress.evaluation_due
+                )
             hooks = make_hooks(setup, progress, group)  # may refuse the run
-            if lead:
+            if group.is_lead:
                 begin(setup.workdir, config)
-            for change in progress.config_changes:
-                if change["step"] == start:
-                    log(start, {"config_changed": change["changed"]})
             batches.wait()
             # Processes compile at different speeds: wait here, where a pause does not count as
             # hanging.
             group.barrier("compiled")
+        bar = stack.enter_context(ProgressBar("train", last, start=start, quiet=not group.is_lead))
+        throughput = Throughput(seconds)
+        queued: tuple[int, DeviceBatch, Sums] | None = None
+
+        # ---- Steps of the loop below.
+        def log(step: int, values: dict[str, object]) -> None:
+            """Append a line to metrics.jsonl and call the log hooks, in process 0 only."""
+            if writer:
+                values = values | {
+                    "total_source_tokens": progress.source_tokens,
+                    "total_target_tokens": progress.target_tokens,
+                }
+                writer.write(step, values)
+                call_hooks(hooks, "log", step, values)
+
+        def report() -> None:
+            """Wait for the queued update; count, show and log it.
+
+            Raises NonFiniteUpdate where the run diverged.
+            """
+            nonlocal queued
+            if not queued:
+                return
+            (step, batch, metrics), queued = queued, None
+            with measure("step", seconds):
+                values = {name: float(x) for name, x in jax.device_get(metrics).items()}
+            progress.source_tokens += batch.host.source_tokens
+            progress.target_tokens += batch.host.target_tokens
+            throughput.add(batch.host)
+            finite = bool(values.pop("finite"))
+            if finite:
+                progress.skipped_in_a_row = 0
+            else:
+                try:
+                    skipped = skip_or_fail(config, progress, step, values)
+                except NonFiniteUpdate:
+                    end(step)
+                    raise
+                log(step, {"skipped": skipped, "skipped_updates": progress.skipped_updates})
+                bar.say(f"skipped {skipped}")
+                values = {name: x for name, x in values.items() if math.isfinite(x)}
+            loss, rate = values.get("loss", math.nan), values["learning_rate"]
+            bar.update(step, f"loss {loss:.3f}  lr {rate:.2e}  {throughput}")
+            logged = step % config.log.every_steps == 0
+            if logged:
+                if finite:
+                    values["ppl"] = perplexity(values["nll"])
+                if config.train.non_finite == "skip":
+                    values["skipped_updates"] = progress.skipped_updates
+                values |= throughput.describe(batch.host)
+                throughput.restart()
+            call_hooks(hooks, "update", step, batch, values)
+            if logged:
+                log(step, values | {"seconds": progress.rounded_seconds()})
+
+        def evaluate(step: int, due: DueAfterUpdate) -> float | None:
+            """Run and log the due evaluations; return eval.metric, higher is better.
+
+            Raises StopRequested where all processes stop before the end. The evaluation is then
+            discarded and remains due.
+            """
+            values: dict[str, float] = {}
+            with measure("eval", seconds):
+                params = merged(setup.parametrization, state.eval_params)
+                if valid_loss and due.loss:
+                    means = valid_loss(params, supervisor.raise_if_stopping)
+                    values |= {f"valid_{name}": mean for name, mean in means.items()}
+                    values["valid_ppl"] = perplexity(means["nll"])
+                if score and due.decoding:
+                    compiling = functools.partial(supervisor.exit_on_signal, "compiling the search")
+                    values |= score(params, supervisor.raise_if_stopping, compiling)
+            progress.evaluation_due = False
+            metric = note_metric(progress, values, step, config.eval.metric)
+            log(step, values)
+            bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
+            return metric
+
+        def save(step: int, metric: float | None) -> None:
+            """Start to save a checkpoint in the background.
+
+            If the run stopped between this checkpoint and its evaluation, add the evaluation to it
+            instead. May wait for the previous save, up to Orbax's timeout of an hour. Raises
+            UserError where the disk is full.
+            """
+            if writer:
+                writer.send()  # store the lines of metrics.jsonl before the checkpoint
+            with measure("save", seconds), supervisor.expect_progress(False):
+                progress.step = step
+                if step in checkpoints.steps():
+                    checkpoints.add_evaluation(step, progress.evaluation_fields(), metric)
+                else:
+                    checkpoints.save(state, checkpoint_meta(setup, progress), metric)
+
+        def end(step: int) -> None:
+            """Close metrics.jsonl, and call the end hooks of a run that stopped or diverged."""
+            if writer:
+                writer.close()
+            call_hooks(hooks, "end", step, {})
 
         # ---- Update, evaluate, save.
-        bar = stack.enter_context(Progress("train", last, start=start, quiet=not lead))
         stack.enter_context(finish_saves_on_error(checkpoints))
         stack.enter_context(supervisor.expect_progress())
-        step, reason, rate = start, "", Rate(seconds)
-        rate.restart()
-        # True if the run stopped before the evaluation of `start` was done.
-        evaluates = progress.evaluation_due and start <= last
-        if start and not evaluates:
+        for change in progress.config_changes:
+            if change["step"] == start:
+                log(start, {"config_changed": change["changed"]})
+        step, reason = start, ""
+        throughput.restart()
+        # If an evaluation is due, the run stopped before it and begins with it.
+        if start and not progress.evaluation_due or start > last:
             reason = reason_to_end(config, progress, start)
         while not reason:
-            if not evaluates:
+            if not progress.evaluation_due:
                 # Dispatch this update, then read the metrics of the one before it: the devices
                 # always have an update queued while the host reports.
                 step += 1
@@ -230,18 +228,19 @@ def train(
                 say(f"first update {seconds_since_start():.1f} s after the start of the process")
             checkpoints.check_for_errors()
             stopping, due = supervisor.should_stop(), due_after(setup, step)
-            if not (evaluates or stopping or due.evaluation or due.checkpoint or step == last):
+            nothing_due = not (due.evaluation or due.checkpoint or progress.evaluation_due)
+            if nothing_due and not stopping and step < last:
                 continue
 
             report()  # raises where the run diverged, before it is evaluated or saved
-            evaluates, metric, progress.evaluation_due = False, None, due.evaluation
-            try:
-                if due.evaluation and not stopping:
+            metric, progress.evaluation_due = None, due.evaluation
+            if due.evaluation and not stopping:
+                try:
                     metric = evaluate(step, due)
-            except StopRequested:  # the resumed run starts with this evaluation
-                stopping = True
+                except StopRequested:
+                    stopping = True
             reason = reason_to_end(config, progress, step, supervisor.signal if stopping else "")
-            if reason or due.checkpoint or (metric is not None and keep.keep_best):
+            if reason or due.checkpoint or (metric is not None and config.checkpoint.keep_best):
                 save(step, metric)
 
         # ---- End.

@@ -88,6 +88,11 @@ def means(sums: Sums) -> Sums:
     return {name: value / sums["tokens"] for name, value in sums.items() if name != "tokens"}
 
 
+def perplexity(nll: float) -> float:
+    """Return exp(nll), or a large finite number where that would overflow."""
+    return math.exp(min(nll, 700.0))
+
+
 def token_sums(
     logits: jax.Array, targets: jax.Array, weights: jax.Array, *, config: Loss, vocab_size: int
 ) -> tuple[jax.Array, Sums]:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from t2t_flax.data.progress import Report
 from t2t_flax.files import atomic_write, dispatch_by_storage
 
 
-class Progress:
+class ProgressBar:
     """Progress bar. `update` moves it; `say` prints a line above it.
 
     The bar shows the step, free text and the remaining time.
@@ -115,14 +115,14 @@ class Progress:
 def bars(*, quiet: bool = False, eta: bool = True) -> Iterator[Report]:
     """Show progress bars, one at a time; `bar(name, done, total, unit)` moves one."""
     with contextlib.ExitStack() as stack:
-        shown: dict[str, Progress] = {}
+        shown: dict[str, ProgressBar] = {}
 
         def bar(name: str, done: int, total: int | None, unit: str) -> None:
             if name not in shown:
                 stack.close()
                 shown.clear()
                 shown[name] = stack.enter_context(
-                    Progress(name, total, start=done, unit=unit, quiet=quiet, eta=eta)
+                    ProgressBar(name, total, start=done, unit=unit, quiet=quiet, eta=eta)
                 )
             shown[name].update(done, total=total)
 
@@ -154,7 +154,7 @@ def measure(bucket: str, seconds: dict[str, float]) -> Iterator[None]:
 
 
 @dataclasses.dataclass
-class Rate:
+class Throughput:
     """Speed of the updates since the last line of metrics.jsonl.
 
     Counts target tokens, token slots and seconds.
@@ -229,9 +229,9 @@ class MetricsWriter:
             atomic_write(path, text)
         self._file = path.open("a")
 
-    def write(self, step: int, values: dict[str, Any]) -> None:
+    def write(self, step: int, values: Mapping[str, object]) -> None:
         """Append the line {"step": step, ...}."""
-        self._file.write(json.dumps({"step": step} | values) + "\n")
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
         self._file.flush()
 
     def send(self) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from t2t_flax import config as config_lib
@@ -108,13 +108,14 @@ def reason_to_end(config: Config, progress: TrainProgress, step: int, signal: st
 
 
 def skip_or_fail(
-    config: Config, progress: TrainProgress, step: int, loss: float, norm: float
+    config: Config, progress: TrainProgress, step: int, metrics: Mapping[str, float]
 ) -> str:
     """Count an update that was not finite, and return a description of it.
 
     Raises NonFiniteUpdate where it ends the run.
     """
     progress.skipped_in_a_row += 1
+    loss, norm = metrics["loss"], metrics["grad_norm"]
     why = f"update {step}: loss {loss}, gradient norm {norm}"
     if math.isfinite(loss) and math.isfinite(norm):
         why += ", and parameters that are not finite"

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from t2t_flax.evaluation.sets import decode_progress
-from t2t_flax.training.progress import Progress, bars
+from t2t_flax.training.progress import ProgressBar, bars
 
 
 @pytest.mark.parametrize("eta", [True, False])
 def test_remaining_time_is_shown_only_where_it_is_known(capsys, eta):
-    with Progress("decode", 4, unit="sentences", eta=eta) as bar:
+    with ProgressBar("decode", 4, unit="sentences", eta=eta) as bar:
         bar.update(1)
         bar.update(4)
     first, last = capsys.readouterr().out.splitlines()
