@@ -133,7 +133,7 @@ class Group:
         return None
 
     def parametrization(self, config: Any) -> Any:
-        """Return the `training.parametrization.Parametrization` of a run, or None. A config has one."""
+        """Return the `training.parametrization.Parametrization` of a run, or None; one a config."""
         return None
 
     def training_hooks(self, setup: Any, progress: Any, processes: Any) -> Sequence[Any]:

@@ -101,9 +101,13 @@ class TrainProgress:
     def evaluation_fields(self) -> dict[str, Any]:
         """Return the fields that an evaluation changes."""
         changed = (
-            "metric_digest", "best_metric", "best_step", "evaluations_without_better", "evaluation_due",
-            "seconds"
-        )  # fmt: skip
+            "metric_digest",
+            "best_metric",
+            "best_step",
+            "evaluations_without_better",
+            "evaluation_due",
+            "seconds",
+        )
         return {name: getattr(self, name) for name in changed}
 
 
