@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 
@@ -106,10 +106,11 @@ def train(
         queued: tuple[int, DeviceBatch, Sums] | None = None
 
         # ---- Steps of the loop below.
-        def log(step: int, values: dict[str, object]) -> None:
+        def log(step: int, values: Mapping[str, object]) -> None:
             """Append a line to metrics.jsonl and call the log hooks, in process 0 only."""
             if writer:
-                values = values | {
+                values = {
+                    **values,
                     "total_source_tokens": progress.source_tokens,
                     "total_target_tokens": progress.target_tokens,
                 }

@@ -56,9 +56,10 @@ def make_optimizer(config: Config, parametrization: Parametrization) -> TrainOpt
         parts.append(optax.add_decayed_weights(o.weight_decay, mask=decayed))
     parts.append(optax.scale_by_learning_rate(lambda count: rate(count + 1)))
     whole = optax.chain(*parts)
+    average = _moving_average(o.ema_decay) if o.ema_decay else None
     if isinstance(direction, AveragingDirection):
-        return TrainOptimizer(*direction.around(config, whole), direction.average)
-    return TrainOptimizer(*whole, _moving_average(o.ema_decay) if o.ema_decay else None)
+        whole, average = direction.around(config, whole), direction.average
+    return TrainOptimizer(whole.init, whole.update, average)
 
 
 def _moving_average(decay: float) -> Callable[[PyTree, PyTree, PyTree], PyTree]:

@@ -51,8 +51,9 @@ class DeviceRun:
         )
         self.parametrization = parametrization_of(self.config)
         self._tx = recording(make_optimizer(self.config, self.parametrization))
-        parts = self.config, self.model, self._tx, self.mesh
-        self.abstract, self.shardings = abstract_state(*parts, self.parametrization)
+        self.abstract, self.shardings = abstract_state(
+            self.config, self.model, self._tx, self.parametrization, self.mesh
+        )
 
     def place(self, state: TrainState) -> TrainState:
         """Put the state, of NumPy arrays, on the devices.
