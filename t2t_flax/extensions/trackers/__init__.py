@@ -9,7 +9,7 @@ from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import TEXT, is_set, key
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, require
 from t2t_flax.registry import GROUPS, Group
 
 NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
@@ -50,11 +50,11 @@ class Trackers(Group):
                 )
 
     def check_installed(self) -> None:
-        """Raise UserError before the training if a package of a tracker is missing."""
-        if self.each():
-            from t2t_flax.extensions.trackers.hook import check_installed
+        from t2t_flax.extensions.trackers.clients import MODULES
 
-            check_installed(self)
+        for name in self.each():
+            for module in MODULES.get(name, (name,)):
+                require(module, name, f"config.trackers.names = {self.names}")
 
     def training_hooks(self, setup: Any, progress: Any, processes: Any) -> list[Any]:
         if not self.each():

@@ -18,12 +18,11 @@ from typing import Any
 from etils import epath
 
 from t2t_flax.distributed.coordination import ProcessGroup
-from t2t_flax.errors import first_line, require
+from t2t_flax.errors import first_line
 from t2t_flax.extensions.trackers import Trackers
 from t2t_flax.extensions.trackers.clients import (
     CLIENTS,
     FINISH_SECONDS,
-    MODULES,
     PURGING,
     TrackedRun,
 )
@@ -159,10 +158,3 @@ def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) ->
             )
 
     return [Hook("log", log), Hook("end", end)]
-
-
-def check_installed(names: Trackers) -> None:
-    """Raise UserError if a package of a tracker is missing."""
-    for name in names.each():
-        for module in MODULES.get(name, (name,)):
-            require(module, name, f"config.trackers.names = {names.names}")

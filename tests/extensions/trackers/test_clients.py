@@ -10,7 +10,7 @@ from etils import epath
 from tracked_runs import board, config_of, expected, write_run
 
 from t2t_flax.extensions.shared.processes import RUNS_FOLDER
-from t2t_flax.extensions.trackers import NAMES, hook
+from t2t_flax.extensions.trackers import NAMES
 from t2t_flax.extensions.trackers import clients as clients_lib
 from t2t_flax.extensions.trackers.clients import without_credentials
 from t2t_flax.training.hooks import call_hooks
@@ -120,7 +120,7 @@ def clients(tmp_path_factory):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tracker_has_each_number_once_after_a_resume_with_the_test_scores(name, tmp_path, clients):
-    for module in hook.MODULES.get(name, (name,)):
+    for module in clients_lib.MODULES.get(name, (name,)):
         pytest.importorskip(module)
     workdir, config = (
         epath.Path(tmp_path / "lr_scale=2,seed=0"),
@@ -142,7 +142,7 @@ def test_tracker_has_each_number_once_after_a_resume_with_the_test_scores(name, 
 
 @pytest.mark.parametrize("name", NAMES[2:])
 def test_trials_of_a_sweep_share_a_group_and_a_store(name, tmp_path, clients, monkeypatch):
-    for module in hook.MODULES.get(name, (name,)):
+    for module in clients_lib.MODULES.get(name, (name,)):
         pytest.importorskip(module)
     monkeypatch.setenv(RUNS_FOLDER, str(tmp_path))
     folders = [tmp_path / "trials" / f"lr_scale={scale}" for scale in (1, 2)]

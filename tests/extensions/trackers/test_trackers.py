@@ -32,10 +32,10 @@ def test_every_tracker_of_the_config_has_a_row():
 
 
 def test_missing_package_is_reported_before_training(monkeypatch):
-    monkeypatch.setitem(hook.MODULES, "wandb", ("no_such_package",))
+    monkeypatch.setitem(clients_lib.MODULES, "wandb", ("no_such_package",))
     with refused("config.trackers.names", "no_such_package", "'.[wandb]'"):
-        hook.check_installed(config_of("wandb"))
-    hook.check_installed(config_of(""))
+        Trackers("wandb").check_installed()
+    Trackers("").check_installed()
 
 
 @pytest.mark.parametrize(("killed_at", "checkpoint"), [(5, 4), (6, 2), (6, 6)])
