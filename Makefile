@@ -13,4 +13,4 @@ all:
 	python -m pytest -m "not drill"
 
 docs:
-	python -m tools.api_docs
+	python -m tools.reference

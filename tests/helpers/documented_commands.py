@@ -75,8 +75,8 @@ def joined(text: str) -> str:
 def commands_of(page: str) -> list[str]:
     """The commands in code blocks and inline code of a page, as a reader copies them."""
     text, commands = (ROOT / page).read_text(), []
-    for block, code in re.findall(r"^```(?:\w*)\n(.*?)^```|`([^`]+)`", text, re.M | re.S):
-        lines = re.split(r"(?<!\\)\n", block) if block else [code]
+    for block, code in re.findall(r"^ *```(?:\w*)\n(.*?)^ *```|`([^`]+)`", text, re.M | re.S):
+        lines = re.split(r"(?<!\\)\n *", block.lstrip()) if block else [code]
         commands += [
             joined(re.sub(r"\s+# .*", "", line)).removeprefix("$ ")
             for line in lines

@@ -1,4 +1,4 @@
-"""The modules of docs/extending.md, imported as a user would."""
+"""The modules of README.md and docs/extending.md, imported as a user would."""
 
 import importlib
 import re
@@ -9,7 +9,8 @@ from types import ModuleType
 from t2t_flax import registry
 from t2t_flax.config import schema
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "extending.md"
 EXAMPLES = Path(__file__).parents[1] / "examples"
 """Those that the page names."""
 
@@ -29,9 +30,9 @@ def tables() -> list[registry.Table]:
     return list({id(table): table for table in found if isinstance(table, registry.Table)}.values())
 
 
-def load(heading: str, monkeypatch, folder: Path) -> ModuleType:
+def load(heading: str, monkeypatch, folder: Path, page: Path = PAGE) -> ModuleType:
     """Writes the module of a section to `folder` and imports it, as `use`."""
-    section = PAGE.read_text().split(f"# {heading}\n")[1].split("\n## ")[0]
+    section = page.read_text().split(f"# {heading}\n")[1].split("\n## ")[0]
     code = re.search(r"```python\n(# (\w+)\.py\n.*?)```", section, re.S)
     (folder / f"{code[2]}.py").write_text(code[1])
     return use(folder / f"{code[2]}.py", monkeypatch)

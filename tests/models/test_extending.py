@@ -1,4 +1,6 @@
-"""The model examples in docs/extending.md, each added to its table, trained and decoded."""
+"""The model examples in README.md and docs/extending.md, each added to its table, trained and decoded."""
+
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ EXAMPLES = {
     "cosine.py": dict(attention_score="cosine", activation="relu_squared", norm_type="max_norm"),
     "clipped_distance.py": dict(position="clipped_distance"),
     "running_mean.py": dict(mixer="running_mean"),
+    "README.md": dict(feed_forward="output_gate"),
 }
 
 
@@ -24,9 +27,14 @@ EXAMPLES = {
         for name in EXAMPLES
     ],
 )
-def test_documented_example_trains_and_decodes(example, monkeypatch):
+def test_documented_example_trains_and_decodes(example, monkeypatch, tmp_path):
     keys = EXAMPLES[example]
-    documented_modules.use(documented_modules.EXAMPLES / example, monkeypatch)
+    if example == "README.md":
+        page = documented_modules.ROOT / example
+        module = documented_modules.load("Add a layer", monkeypatch, tmp_path, page)
+        monkeypatch.setitem(sys.modules, "t2t_flax.extensions.output_gate", module)
+    else:
+        documented_modules.use(documented_modules.EXAMPLES / example, monkeypatch)
     config = preset("toy")
     config.model.update(keys)
     resolve(config)  # the names are choices of the keys

@@ -1,4 +1,4 @@
-"""Writes docs/api.md from the docstrings of the public Python API: `python -m tools.api_docs`."""
+"""Write docs/api.md, the Python API, and docs/keys.md, all config keys: `python -m tools.reference`."""
 
 import inspect
 import re
@@ -6,10 +6,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[1] / "docs" / "api.md"
-INTRODUCTION = """# Python API
+DOCS = Path(__file__).parents[1] / "docs"
+API = """# Python API
 
-Generated from the docstrings by `python -m tools.api_docs`; a test keeps it current.
+Train, evaluate and translate from Python. Generated from the docstrings by
+`python -m tools.reference`; a test keeps it current.
 
 ```python
 import t2t_flax
@@ -22,14 +23,50 @@ print(run.score([("It is late.", "Es ist spät.")])[0].log_prob)
 """
 
 
-def page() -> str:
-    """The text of docs/api.md."""
+KEYS = """# Config keys
+
+Look up what a key means. `--config.GROUP.KEY=VALUE` sets it on the command line, `c.group.key = value`
+in a config file; `explain --config=... --keys` shows the values of a config. Numbers in brackets are
+sections of the paper. A key that is read only with certain values of other keys says so, and is
+refused without them. Generated from the code by `python -m tools.reference`; a test keeps it current.
+
+"""
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each generated page of docs/ by its name."""
+    return {"api.md": api(), "keys.md": keys()}
+
+
+def keys() -> str:
+    """Return the page of all keys, a table for each group, the core's first."""
+    from t2t_flax.config.keys import OF_USER, type_name
+    from t2t_flax.config.schema import conditions, fields
+
+    text, group = KEYS, ""
+    for name, key in fields().items():
+        if name.split(".")[0] != group:
+            group = name.split(".")[0]
+            text += f"\n## {group}\n\n| key | default | type | meaning |\n|---|---|---|---|\n"
+        meaning = key.metadata["doc"]
+        if key.metadata["kind"] in OF_USER:
+            meaning += ". Never taken from a stored config"
+        if needed := conditions().get(name):
+            meaning += f". Read with {' and '.join(when.text for when in needed)}"
+        unit = f" {key.metadata['unit']}" if key.metadata["unit"] else ""
+        row = f"`{name}`", f"`{key.default!r}`{unit}", type_name(key), meaning
+        text += "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |\n"
+    return text
+
+
+def api() -> str:
+    """Return the page of the Python API."""
     from t2t_flax import api
     from t2t_flax.decoding.translator import Hypothesis, Translation
     from t2t_flax.evaluation.restore import TrainedModel
     from t2t_flax.evaluation.scoring import PairScore
 
-    parts = [INTRODUCTION + _docstring(api).split("\n\n", 1)[1], "\n\n## Functions\n\n"]
+    parts = [API + _docstring(api).split("\n\n", 1)[1], "\n\n## Functions\n\n"]
     for name in ("train", "prepare", "evaluate", "load", "explain"):
         parts.append(_entry(f"t2t_flax.{name}", getattr(api, name)))
     parts.append("\n## Results\n\n")
@@ -80,4 +117,5 @@ def _docstring(member: Any) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for name, text in pages().items():
+        (DOCS / name).write_text(text)
