@@ -1,4 +1,7 @@
-"""Write docs/api.md, the Python API, and docs/keys.md, all config keys: `python -m tools.reference`."""
+"""Write the reference pages docs/api.md (Python API) and docs/keys.md (config keys).
+
+python -m tools.reference
+"""
 
 import inspect
 import re
@@ -25,11 +28,11 @@ print(run.score([("It is late.", "Es ist spät.")])[0].log_prob)
 
 KEYS = """# Config keys
 
-Look up what a key means. `--config.GROUP.KEY=VALUE` sets it on the command line, `c.group.key = value`
-in a config file; `explain --config=... --keys` shows the values of a config. Numbers in brackets are
-sections of the paper. A key that is read only with certain values of other keys says so, and is
-refused without them. Generated from the code by `python -m tools.reference`; a test keeps it current.
-
+Look up what a key means. `--config.GROUP.KEY=VALUE` sets it on the command line,
+`c.group.key = value` in a config file; `explain --config=... --keys` shows the values of a config.
+Numbers in brackets are sections of the paper. A key that is read only with certain values of other
+keys says so, and is refused without them. Generated from the code by `python -m tools.reference`;
+a test keeps it current.
 """
 
 
