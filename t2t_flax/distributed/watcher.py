@@ -8,14 +8,11 @@ import faulthandler
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from t2t_flax.config import Distributed
 from t2t_flax.distributed.coordination import ProcessGroup, ProcessGroupError, end
 from t2t_flax.errors import FAILURE
-
-if TYPE_CHECKING:
-    from t2t_flax.distributed.supervisor import RunSupervisor
 
 INTERVAL = 1.0
 """Seconds between two messages to the other processes."""
@@ -25,6 +22,17 @@ LAST_WORDS = 30.0
 It may be the output that hangs.
 """
 _STANDARD_ERROR = 2
+
+
+class Watched(Protocol):
+    """State of a process that a `Watcher` reads, and its output; see `RunSupervisor`."""
+
+    group: ProcessGroup
+    stop_checks: int
+    signs_of_progress: int
+    progress_expected: bool
+
+    def say(self, text: str) -> None: ...
 
 
 class AwakeClock:
@@ -111,11 +119,11 @@ class Heartbeats:
 class Watcher:
     """Watch over one process of a run. The supervisor's threads call it."""
 
-    def __init__(self, supervisor: "RunSupervisor", config: Distributed):
-        self._run, self._group = supervisor, supervisor.group
+    def __init__(self, process: Watched, config: Distributed):
+        self._process, self._group = process, process.group
         self._hang_timeout, self._silence = config.hang_timeout, config.heartbeat_timeout
         self._clock = AwakeClock()
-        self.heartbeats = Heartbeats(supervisor.group, self._clock)
+        self.heartbeats = Heartbeats(process.group, self._clock)
         self._suspicious = False
         self._seen, self._seen_at = 0, self._clock()
         if self._group.count > 1:
@@ -124,19 +132,19 @@ class Watcher:
 
     def quiet_seconds(self) -> float:
         """Return the seconds since the last sign of progress; 0 if none is expected."""
-        return self._clock() - self._seen_at if self._run.progress_expected else 0.0
+        return self._clock() - self._seen_at if self._process.progress_expected else 0.0
 
     def check(self) -> None:
         """End the process if it hangs or has lost process 0.
 
         Called four times a second; does not block.
         """
-        signs = self._run.signs_of_progress
-        if signs != self._seen or not self._run.progress_expected:
+        signs = self._process.signs_of_progress
+        if signs != self._seen or not self._process.progress_expected:
             self._seen, self._seen_at = signs, self._clock()
         quiet = self.quiet_seconds()
         if self._hang_timeout and quiet > self._hang_timeout:
-            late = self.heartbeats.late_processes(self._run.stop_checks)
+            late = self.heartbeats.late_processes(self._process.stop_checks)
             key = f"config.distributed.hang_timeout = {self._hang_timeout}"
             self._end(f"no update for {quiet:.0f} s ({key})" + (f"; {late}" if late else ""))
         # Process 0 looks for dead processes in `communicate`. The others look for a dead process 0,
@@ -155,11 +163,13 @@ class Watcher:
             kind, _, index = name.partition("/")
             if kind == "failed" and int(index) != self._group.index:
                 code, _, reason = text.partition(" ")
-                self._run.say(f"exiting because {self._group.name_of(int(index))} failed: {reason}")
+                self._process.say(
+                    f"exiting because {self._group.name_of(int(index))} failed: {reason}"
+                )
                 if self._group.is_lead:
                     time.sleep(2 * INTERVAL)  # without the coordinator the others hear nothing
                 end(int(code))
-        self.heartbeats.send(self._run.stop_checks)
+        self.heartbeats.send(self._process.stop_checks)
         late = self.quiet_seconds() > min(self._hang_timeout / 2 or 30.0, 30.0)
         # Not always on the other processes: there may be many hosts.
         if self._group.is_lead or self._suspicious or late:
@@ -201,7 +211,7 @@ class Watcher:
     def _end(self, reason: str) -> None:
         """End this process, with the stack traces of its threads on standard error."""
         faulthandler.dump_traceback_later(LAST_WORDS, exit=True, file=_STANDARD_ERROR)
-        self._run.say(f"{reason}. Stack traces follow; the last checkpoint stays")
+        self._process.say(f"{reason}. Stack traces follow; the last checkpoint stays")
         faulthandler.dump_traceback(_STANDARD_ERROR)
         if self._group.count > 1 and self._group.is_lead:
             # JAX ends the others once the coordinator is gone: let them write stack traces first.

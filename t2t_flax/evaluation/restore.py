@@ -12,6 +12,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.config.data_keys import EOS
 from t2t_flax.config.overrides import check_same_model, from_elsewhere, warn_of_lost
 from t2t_flax.data.hooks import config_of_set
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -21,7 +22,7 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.mesh import Params
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.scoring import PairScore, score
+from t2t_flax.evaluation.scoring import PairIds, PairScore, score_pairs
 from t2t_flax.files import check_workdir
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
@@ -194,7 +195,62 @@ class TrainedModel(StoredRun):
         Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a
         target that is invalid for the task, and as `in_language`.
         """
-        return score(self, pairs, where)
+        encoded = []
+        for number, pair in enumerate(pairs, 1):
+            try:
+                encoded.append(self.encode_pair(*pair))
+            except UserError as error:
+                raise UserError(f"{where(number)}: {error}") from None
+        return self.score_pairs(encoded)
+
+    def score_pairs(
+        self, pairs: Sequence[PairIds], progress: Callable[[int, int], None] | None = None
+    ) -> list[PairScore]:
+        """Return the score of each encoded pair, in order.
+
+        Args:
+            progress: called after each batch with (pairs done, total).
+        """
+        batch_size, pieces = self.config.decode.batch_size, self.tokenizers.target.pieces
+        scores = score_pairs(self.model, self.params, self.mesh, pairs, batch_size, progress)
+        return [
+            PairScore(tuple(pieces(pair.target)), tuple(map(float, log_probs)))
+            for pair, log_probs in zip(pairs, scores, strict=True)
+        ]
+
+    def encode_source(self, source: str) -> list[int]:
+        """Return the token ids of a source sentence.
+
+        Raises UserError for an empty or too long sentence, and as `in_language`.
+        """
+        text = self.in_language(task_of(self.config).preprocess_source(source))
+        ids = source_ids(self.tokenizers.source, text)
+        self._check_side("source", source, ids)
+        return ids + [EOS] * self.config.data.source_eos
+
+    def encode_pair(self, source: str, target: str) -> PairIds:
+        """Return the token ids of a pair.
+
+        Raises UserError as `encode_source`, and for a target that is empty, too long or invalid for
+        the task.
+        """
+        if source.strip() and target.strip():
+            target = task_of(self.config).preprocess_target(source, target)
+        source_tokens = self.encode_source(source)
+        target_tokens = self.tokenizers.target.encode_text(target)
+        self._check_side("target", target, target_tokens)
+        return PairIds(source_tokens, target_tokens + [EOS])
+
+    def _check_side(self, side: str, text: str, ids: list[int]) -> None:
+        limit = self.max_source_length
+        if not text.strip() or not ids:
+            raise UserError(f"the {side} is empty: it must have text.")
+        if len(ids) + 1 > limit:
+            raise UserError(
+                f"the {side} has {len(ids) + 1} tokens with EOS, more than the {limit} allowed"
+                " (config.decode.max_source_length, or config.model.max_positions with learned"
+                " positions)."
+            )
 
     def for_set(self, name: str) -> "TrainedModel":
         """Return the run with the config of a validation or test set."""

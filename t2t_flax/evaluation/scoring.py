@@ -4,21 +4,16 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t_flax.config.data_keys import EOS
-from t2t_flax.decoding.batches import SOURCE_LENGTHS, padded, round_up, source_ids
+from t2t_flax.decoding.batches import SOURCE_LENGTHS, padded, round_up
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.errors import UserError
+from t2t_flax.distributed.mesh import Params
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.tasks import task_of
-
-if TYPE_CHECKING:
-    from t2t_flax.evaluation.restore import TrainedModel
 
 _WHOLE_BATCH = 256
 """Tokens per side up to which `pair_batches` uses config.decode.batch_size.
@@ -63,97 +58,47 @@ class PairIds:
     target: list[int]
 
 
-def score(
-    run: "TrainedModel", pairs: Sequence[tuple[str, str]], where: Callable[[int], str]
-) -> list[PairScore]:
-    """Return the score of each pair, see `TrainedModel.score`."""
-    encoded = []
-    for number, pair in enumerate(pairs, 1):
-        try:
-            encoded.append(encode_pair(run, *pair))
-        except UserError as error:
-            raise UserError(f"{where(number)}: {error}") from None
-    return score_pairs(run, encoded)
-
-
-def encode_source(run: "TrainedModel", source: str) -> list[int]:
-    """Return the token ids of a source sentence.
-
-    Raises UserError for an empty or too long sentence, and as `TrainedModel.in_language`.
-    """
-    ids = source_ids(
-        run.tokenizers.source, run.in_language(task_of(run.config).preprocess_source(source))
-    )
-    _check_side(run, "source", source, ids)
-    return ids + [EOS] * run.config.data.source_eos
-
-
-def encode_pair(run: "TrainedModel", source: str, target: str) -> PairIds:
-    """Return the token ids of a pair.
-
-    Raises UserError as `encode_source`, and for a target that is empty, too long or invalid for the
-    task.
-    """
-    if source.strip() and target.strip():
-        target = task_of(run.config).preprocess_target(source, target)
-    source_tokens, target_tokens = (
-        encode_source(run, source),
-        run.tokenizers.target.encode_text(target),
-    )
-    _check_side(run, "target", target, target_tokens)
-    return PairIds(source_tokens, target_tokens + [EOS])
-
-
-def _check_side(run: "TrainedModel", side: str, text: str, ids: list[int]) -> None:
-    limit = run.max_source_length
-    if not text.strip() or not ids:
-        raise UserError(f"the {side} is empty: it must have text.")
-    if len(ids) + 1 > limit:
-        raise UserError(
-            f"the {side} has {len(ids) + 1} tokens with EOS, more than the {limit} allowed"
-            " (config.decode.max_source_length, or config.model.max_positions with learned"
-            " positions)."
-        )
-
-
 def score_pairs(
-    run: "TrainedModel",
+    model: Transformer,
+    params: Params,
+    mesh: jax.sharding.Mesh,
     pairs: Sequence[PairIds],
+    batch_size: int,
     progress: Callable[[int, int], None] | None = None,
-) -> list[PairScore]:
-    """Return one PairScore per pair, in order, independent of the rest of the batch.
+) -> list[np.ndarray]:
+    """Return the log-probability of each target token, float32 [T] for each pair in order.
+
+    They do not depend on the rest of the batch.
 
     Args:
+        batch_size: see `pair_batches`.
         progress: called after each batch with (pairs done, total).
     """
-    scores: dict[int, PairScore] = {}
-    for chunk, batch in pair_batches(run, pairs):
-        with mesh_lib.use(run.mesh):
-            log_probs_BxT = np.asarray(_token_log_probs(run.model, run.params, batch))
+    log_probs: dict[int, np.ndarray] = {}
+    for chunk, batch in pair_batches(pairs, batch_size, mesh):
+        with mesh_lib.use(mesh):
+            log_probs_BxT = np.asarray(_token_log_probs(model, params, batch))
         for i, row in zip(chunk, log_probs_BxT, strict=False):
-            target = pairs[i].target
-            scores[i] = PairScore(
-                tuple(run.tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)]))
-            )
+            log_probs[i] = row[: len(pairs[i].target)]
         if progress:
-            progress(len(scores), len(pairs))
-    return [scores[i] for i in range(len(pairs))]
+            progress(len(log_probs), len(pairs))
+    return [log_probs[i] for i in range(len(pairs))]
 
 
 def pair_batches(
-    run: "TrainedModel", pairs: Sequence[PairIds]
+    pairs: Sequence[PairIds], batch_size: int, mesh: jax.sharding.Mesh
 ) -> Iterator[tuple[list[int], dict[str, jax.Array]]]:
     """Yield (numbers of pairs, batch of model inputs), shortest pairs first.
 
     A batch has one pair per row. Pairs with more than 256 tokens are in smaller batches, so that
     the memory of attention stays constant until each shard has one row.
+
+    Args:
+        batch_size: pairs on each shard, see config.decode.batch_size.
     """
-    shards, longest = (
-        mesh_lib.batch_shards(run.mesh),
-        [max(len(pair.source), len(pair.target)) for pair in pairs],
-    )
-    put = functools.partial(jax.device_put, device=mesh_lib.named(run.mesh, mesh_lib.ROWS))
-    batch_size = run.config.decode.batch_size
+    shards = mesh_lib.batch_shards(mesh)
+    longest = [max(len(pair.source), len(pair.target)) for pair in pairs]
+    put = functools.partial(jax.device_put, device=mesh_lib.named(mesh, mesh_lib.ROWS))
     order = sorted(range(len(pairs)), key=longest.__getitem__)
     for length, group in itertools.groupby(
         order, key=lambda i: round_up(longest[i], SOURCE_LENGTHS)

@@ -127,7 +127,7 @@ def _attention(
         i for i, both in enumerate(sides) if all(max(side.words, default=-1) >= 0 for side in both)
     ]
     ids = [PairIds(sides[i][0].ids, sides[i][1].ids) for i in chosen]
-    for chunk, batch in pair_batches(run, ids):
+    for chunk, batch in pair_batches(ids, run.config.decode.batch_size, run.mesh):
         with mesh_lib.use(run.mesh):
             weights = np.asarray(_cross_attention(run.model, run.params, batch, head))
         for number, own in zip(chunk, weights, strict=False):

@@ -110,8 +110,6 @@ def score_each(
     A pair that cannot be scored has an error in its place. Raises UserError if every source lacks
     the language to write.
     """
-    from t2t_flax.evaluation.scoring import encode_pair, score_pairs
-
     encoded: list[Any] = []
     texts = [source for source, _ in pairs if source.strip()]
     if texts and all(map(run.tokenizers.source.lacks_language, texts)):
@@ -120,11 +118,11 @@ def score_each(
         try:
             lines.check_text(source)
             lines.check_text(target)
-            encoded.append(encode_pair(run, source, target))
+            encoded.append(run.encode_pair(source, target))
         except UserError as error:
             encoded.append(error)
     scores = iter(
-        score_pairs(run, [ids for ids in encoded if not isinstance(ids, UserError)], progress)
+        run.score_pairs([ids for ids in encoded if not isinstance(ids, UserError)], progress)
     )
     return [ids if isinstance(ids, UserError) else next(scores) for ids in encoded]
 

@@ -13,7 +13,7 @@ from t2t_flax.config.data_keys import EOS
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
-from t2t_flax.evaluation.scoring import PairIds, encode_pair, encode_source, pair_batches
+from t2t_flax.evaluation.scoring import PairIds, pair_batches
 from t2t_flax.files import atomic_file
 from t2t_flax.models.transformer import Transformer
 
@@ -74,8 +74,8 @@ def hidden_states(
     """Yield the states of each source line in order.
 
     Each has its forced target if there are targets. The states do not depend on other lines. A line
-    that cannot be read yields an error in its place, see `encode_pair`. Raises UserError as
-    `TrainedModel.in_language`, and for layers of a decoder without targets.
+    that cannot be read yields an error in its place, see `TrainedModel.encode_pair`. Raises
+    UserError as `TrainedModel.in_language`, and for layers of a decoder without targets.
     """
     run.check_single("inspecting layers")
     forced = any(target is not None for _, target in lines)
@@ -86,7 +86,7 @@ def hidden_states(
         run.in_language(source)  # a missing language affects all lines
         try:
             encoded.append(
-                encode_pair(run, source, target)
+                run.encode_pair(source, target)
                 if target is not None
                 else _source_alone(run, source)
             )
@@ -94,7 +94,7 @@ def hidden_states(
             encoded.append(error)
     pairs, found = [ids for ids in encoded if isinstance(ids, PairIds)], {}
     modules = tuple(layer.module for layer in layers)
-    for chunk, batch in pair_batches(run, pairs):
+    for chunk, batch in pair_batches(pairs, run.config.decode.batch_size, run.mesh):
         with mesh_lib.use(run.mesh):
             outputs = jax.device_get(_outputs(run.model, modules, forced, run.params, batch))
         for row, i in enumerate(chunk):
@@ -115,7 +115,7 @@ def hidden_states(
 
 
 def _source_alone(run: TrainedModel, source: str) -> PairIds:
-    return PairIds(encode_source(run, source), [EOS])  # the decoder is not computed
+    return PairIds(run.encode_source(source), [EOS])  # the decoder is not computed
 
 
 @jax.jit(static_argnums=(0, 1, 2))

@@ -216,7 +216,6 @@ def _log_probs(
         flags: see `arguments.Changes`.
     """
     from t2t_flax.evaluation.restore import load
-    from t2t_flax.evaluation.scoring import encode_pair, score_pairs
 
     if first:
         arguments.prepare_to_load(workdir, overrides)
@@ -227,12 +226,12 @@ def _log_probs(
         source = change.source(source)
         model.in_language(source)  # a missing language affects all pairs
         try:
-            encoded.append(encode_pair(model, source, target))
+            encoded.append(model.encode_pair(source, target))
             places.append(place)
         except UserError:
             continue
     values = [math.nan] * len(pairs)
-    for place, score in zip(places, score_pairs(model, encoded) if encoded else [], strict=True):
+    for place, score in zip(places, model.score_pairs(encoded) if encoded else [], strict=True):
         values[place] = score.log_prob
     return values
 

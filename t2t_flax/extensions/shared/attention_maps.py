@@ -8,7 +8,7 @@ import numpy as np
 
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
-from t2t_flax.evaluation.scoring import encode_pair, rows_of
+from t2t_flax.evaluation.scoring import rows_of
 from t2t_flax.models.attention import SelfAttention, mixer_class
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.tasks import task_of
@@ -53,7 +53,7 @@ def attend(run: TrainedModel, source: str, target: str | None = None) -> Attenti
         target = task_of(run.config).postprocess(source, translation.text)
         if source.strip() and not target.strip():
             raise UserError("the run's own translation of this source is empty: give a --target.")
-    pair = encode_pair(run, source, target)
+    pair = run.encode_pair(source, target)
     batch = {name: jax.numpy.asarray(x) for name, x in rows_of([pair], 1).items()}
     _, state = _forward(run.model, run.params, batch)
     intermediates, s, t = state["intermediates"], len(pair.source), len(pair.target)

@@ -17,7 +17,7 @@ from t2t_flax.config import Config
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import STOPPED
 from t2t_flax.evaluation.restore import load
-from t2t_flax.evaluation.scoring import encode_pair, rows_of
+from t2t_flax.evaluation.scoring import rows_of
 from t2t_flax.extensions.alignments import attention, choice
 from t2t_flax.extensions.alignments.attention import Head, Pair, weights_of_heads, word_weights
 from t2t_flax.extensions.alignments.choice import head_of, ranked
@@ -52,7 +52,7 @@ def command(capsys, *words):
 
 def by_hand(run, pair, head):
     """Return a pair's weights, by loops over the model's weights and SentencePiece's pieces."""
-    ids = encode_pair(run, pair.source, pair.target)
+    ids = run.encode_pair(pair.source, pair.target)
     batch = {name: np.asarray(x) for name, x in rows_of([ids], 1).items()}
     _, state = run.model.apply(
         {"params": run.params}, batch, method="hidden", mutable=["intermediates"]

@@ -12,7 +12,7 @@ from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.sources import toy
 from t2t_flax.decoding.batches import read_lines
 from t2t_flax.evaluation.restore import load
-from t2t_flax.evaluation.scoring import PairIds, encode_source, score_pairs
+from t2t_flax.evaluation.scoring import PairIds
 from t2t_flax.extensions.constraints.lines import contains
 
 KEYS = {"decode.batch_size": "8", "decode.max_length_offset": "20"}
@@ -64,10 +64,9 @@ def test_penalties_rank_translations_and_report_the_log_probabilities_of_the_mod
         scores = [one.score for one in translation.hypotheses]
         assert scores == sorted(scores, reverse=True)
         pairs = [
-            PairIds(encode_source(run, source), [*one.tokens, EOS])
-            for one in translation.hypotheses
+            PairIds(run.encode_source(source), [*one.tokens, EOS]) for one in translation.hypotheses
         ]
-        forced = [score.log_prob for score in score_pairs(run, pairs)]
+        forced = [score.log_prob for score in run.score_pairs(pairs)]
         assert [one.log_prob for one in translation.hypotheses] == pytest.approx(forced, abs=1e-3)
 
 

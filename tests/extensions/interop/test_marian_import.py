@@ -13,7 +13,6 @@ import t2t_flax
 from t2t_flax.__main__ import main
 from t2t_flax.config.data_keys import UNK
 from t2t_flax.data.sources import toy
-from t2t_flax.evaluation.scoring import encode_pair
 from t2t_flax.extensions.interop.import_model import read_model
 from t2t_flax.extensions.interop.imported import IMPROBABLE
 from t2t_flax.extensions.interop.safetensors_file import flatten
@@ -316,7 +315,7 @@ def test_languages_of_opus_are_read(opus, tmp_path):
             f">>{language}<<{LINES[0]}",
         ):
             # A text that has its tag gets no second one.
-            pair = encode_pair(loaded, loaded.in_language(text, "deu"), "x")
+            pair = loaded.encode_pair(loaded.in_language(text, "deu"), "x")
             expected = [pieces[i] for i in theirs(f">>{language}<< {LINES[0]}").input_ids]
             assert loaded.tokenizers.source.pieces(pair.source) == expected
     with refused("deu, fra"):

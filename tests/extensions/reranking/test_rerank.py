@@ -279,19 +279,15 @@ def test_wrong_files_and_flags_are_named(words, names, write, tmp_path, monkeypa
 
 
 def test_sources_are_scored_with_the_symbol_of_the_flag(monkeypatch, write, tmp_path, capsys):
-    run, seen = (
-        SimpleNamespace(
-            config=Config(), in_language=lambda text, language="": f"[{language}]{text}"
-        ),
-        [],
+    seen = []
+    run = SimpleNamespace(
+        config=Config(),
+        in_language=lambda text, language="": f"[{language}]{text}",
+        encode_pair=lambda source, target: seen.append(source),
+        score_pairs=lambda pairs: [SimpleNamespace(log_prob=-2.0), SimpleNamespace(log_prob=-1.0)],
     )
     monkeypatch.setattr("t2t_flax.cli.arguments.prepare_to_load", lambda *args: None)
     monkeypatch.setattr("t2t_flax.evaluation.restore.load", lambda *args, **keys: run)
-    monkeypatch.setattr(
-        "t2t_flax.evaluation.scoring.encode_pair", lambda _, source, target: seen.append(source)
-    )
-    scores = [SimpleNamespace(log_prob=-2.0), SimpleNamespace(log_prob=-1.0)]
-    monkeypatch.setattr("t2t_flax.evaluation.scoring.score_pairs", lambda *args: scores)
     words = [
         f"--candidates={write('lists', ['0 ||| a', '0 ||| b'])}",
         f"--output={tmp_path / 'out'}",
