@@ -113,11 +113,16 @@ FLAGS: Table[Flag] = Table()
 
 
 class Group:
-    """Config keys `config.NAME.KEY` of an extension, and what they do in a run.
+    """Config keys `config.NAME.KEY` of an extension, and their effects on a run.
 
     Subclasses are frozen dataclasses whose fields `config.keys.key` makes. Methods look at the keys
     and import modules only where they are needed.
     """
+
+    @staticmethod
+    def presets() -> dict[str, Any]:
+        """Return `config.presets.Preset` objects by name."""
+        return {}
 
     def check(self, config: Any) -> None:
         """Raise UserError for an impossible combination of keys."""

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import functools
 import importlib.util
+import operator
 import traceback
 from collections.abc import Container
 from pathlib import Path
@@ -29,7 +30,7 @@ from t2t_flax.config.overrides import (
 )
 from t2t_flax.config.schema import Config
 from t2t_flax.errors import UserError
-from t2t_flax.registry import Table, load_extensions
+from t2t_flax.registry import GROUPS, load_extensions
 
 Keys = Values
 
@@ -102,7 +103,7 @@ _TOY = {
     "mesh.cpu_devices": 2,
 }
 
-PRESETS = Table({
+PRESETS: dict[str, Preset] = {
     "toy": Preset("this project's built-in English-German corpus with a small model", _TOY),
     "aiayn_base": Preset("the paper, 5 and 6.1", BASE, "27.3 paper BLEU on newstest2014 (Table 2)"),
     "aiayn_big": Preset("the paper, 5 and 6.1", _BIG, "28.4 paper BLEU on newstest2014 (Table 2)"),
@@ -114,8 +115,7 @@ PRESETS = Table({
         _BIG | _ENFR | {"model.dropout": 0.1},
         "41.0 paper BLEU on newstest2014 (Table 2; 41.8 in later versions)",
     ),
-})  # fmt: skip
-"""Presets by name; load them with `presets`."""
+}
 
 
 def preset(name: str) -> ml_collections.ConfigDict:
@@ -135,7 +135,8 @@ def preset(name: str) -> ml_collections.ConfigDict:
 def presets() -> dict[str, Preset]:
     """Return all presets: first the paper's, then those from extensions."""
     load_extensions()
-    return PRESETS
+    added = (group.presets() for group in GROUPS.values())
+    return functools.reduce(operator.or_, added, PRESETS)
 
 
 def find(name: str) -> Preset:
@@ -143,6 +144,8 @@ def find(name: str) -> Preset:
 
     Raises UserError that suggests the nearest name.
     """
+    if name in PRESETS:
+        return PRESETS[name]
     known = presets()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)

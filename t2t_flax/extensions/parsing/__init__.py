@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from t2t_flax.config.keys import TRANSLATIONS, key, one_of
-from t2t_flax.config.presets import PRESETS
-from t2t_flax.extensions.parsing import presets
 from t2t_flax.registry import GROUPS, TASKS, TOKENIZER_FILES, Group
 
 
@@ -28,6 +26,12 @@ class ParsingKeys(Group):
         when=one_of("data.task", "parsing"),
     )
 
+    @staticmethod
+    def presets() -> dict[str, Any]:
+        from t2t_flax.extensions.parsing.presets import PRESETS
+
+        return PRESETS
+
     def step_change(self, config: Any) -> Any:
         if not self.grammar:
             return None
@@ -44,8 +48,6 @@ TASKS.add(
     "t2t_flax.extensions.parsing.task:Parsing",
     ignores=("data.pretokenized", "eval.sacrebleu_tokenizer"),
 )
-for _name, _preset in presets.ROWS.items():
-    PRESETS.add(_name, _preset)
 GROUPS.add("parsing", ParsingKeys)
 TOKENIZER_FILES.add(
     "symbols split at spaces", "t2t_flax.extensions.shared.list_tokenizer:SymbolTokenizer"

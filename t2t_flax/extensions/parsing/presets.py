@@ -2,7 +2,7 @@
 
 from t2t_flax.config.presets import Preset
 
-ROWS = {
+PRESETS = {
     "aiayn_parsing": Preset(
         "the paper, 6.3; unspecified there: heads and d_ff as base with d_model 1024, untied;"
         " longest target as tensor2tensor's parsing problems",

@@ -8,9 +8,7 @@ from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
-from t2t_flax.config.presets import PRESETS
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.recipes import algoperf, presets
 from t2t_flax.registry import GROUPS, Group
 
 
@@ -39,6 +37,12 @@ class Recipes(Group):
                 " lengths into an update: use config.data.batching = packed."
             )
 
+    @staticmethod
+    def presets() -> dict[str, Any]:
+        from t2t_flax.extensions.recipes import algoperf, presets
+
+        return presets.PRESETS | algoperf.PRESETS
+
     def data_hook(self, config: Config) -> Any:
         if not self.batch_groups:
             return None
@@ -47,6 +51,4 @@ class Recipes(Group):
         return PaddedBatches(config)
 
 
-for _name, _preset in (presets.ROWS | algoperf.ROWS).items():
-    PRESETS.add(_name, _preset)
 GROUPS.add("recipes", Recipes)

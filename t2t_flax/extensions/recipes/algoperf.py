@@ -54,7 +54,7 @@ _WMT = FLAX_WMT | {
     "optimizer.warmup_steps": int(0.02 * STEPS),
 }
 
-ROWS: dict[str, Preset] = {
+PRESETS: dict[str, Preset] = {
     "algoperf_wmt": Preset(
         "AlgoPerf's WMT workload, with the last of the five points of its NAdamW baseline",
         # algorithms/baselines/external_tuning: tuning_search_space.json, jax_nadamw_full_budget.py

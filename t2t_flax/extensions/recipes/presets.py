@@ -105,7 +105,7 @@ _IWSLT15_ENVI = {
     "recipes.batch_groups": 1,
 }
 
-ROWS: dict[str, Preset] = {
+PRESETS: dict[str, Preset] = {
     "t2t_v1": Preset(
         "tensor2tensor transformer_base_v1",
         BASE
@@ -305,7 +305,7 @@ TABLE3_ROWS: dict[str, tuple[Keys, float, float]] = {
     "e_learned": ({"model.position": "learned"}, 4.92, 25.7),
     "big": (BIG_SHAPE | {"model.dropout": 0.3, "train.steps": 300_000}, 4.33, 26.4),
 }
-ROWS |= {
+PRESETS |= {
     f"table3_{row}": Preset(
         f"the paper, Table 3, row {row}",
         _TABLE3 | keys,
