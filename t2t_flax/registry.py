@@ -119,11 +119,6 @@ class Group:
     and import modules only where they are needed.
     """
 
-    @staticmethod
-    def presets() -> dict[str, Any]:
-        """Return `config.presets.Preset` objects by name."""
-        return {}
-
     def check(self, config: Any) -> None:
         """Raise UserError for an impossible combination of keys."""
 
@@ -132,6 +127,19 @@ class Group:
 
     def check_installed(self) -> None:
         """Raise UserError, before a training begins, if a package is missing."""
+
+    @staticmethod
+    def presets() -> dict[str, Any]:
+        """Return `config.presets.Preset` objects by name."""
+        return {}
+
+    @staticmethod
+    def metrics() -> Sequence[Any]:
+        """Return `tasks.Metric` objects for configs that set a key of the group.
+
+        `Metric.applies` says which.
+        """
+        return ()
 
     def data_hook(self, config: Any) -> Any:
         """Return a `data.hooks.DataHook`, which changes the data of a run, or None."""
@@ -145,14 +153,6 @@ class Group:
         """Return the `training.hooks.Hook` objects of a run that is restored and compiled.
 
         It may compile programs, or raise UserError.
-        """
-        return ()
-
-    @staticmethod
-    def metrics() -> Sequence[Any]:
-        """Return `tasks.Metric` objects for configs that set a key of the group.
-
-        `Metric.applies` says which.
         """
         return ()
 
