@@ -100,7 +100,7 @@ class Sentences(NamedTuple):
     offsets: np.ndarray
     lengths: np.ndarray
 
-    def at(self, index: np.ndarray) -> "Sentences":
+    def at(self, index: np.ndarray | slice) -> "Sentences":
         return Sentences(self.ids, self.offsets[index], self.lengths[index])
 
 

@@ -6,7 +6,6 @@ A store is written whole or not at all, and then memory-mapped.
 import contextlib
 import functools
 import json
-import mmap
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -46,17 +45,11 @@ It also has the files' size, times and inode at that time.
 """
 _BLOCK = 1 << 20
 _SMALL = 1 << 28
-"""Maximum bytes of a store whose pages may all be in the memory of a process.
+"""Maximum bytes of a store whose ids are read from mapped memory.
 
-The pages of a larger store would soon all be there: around each place that is read, the kernel maps
-64 KiB or 2 MiB of a cached file.
+The ids of a larger one are read from the file: around each mapped place that it reads, the kernel
+would load 128 KiB, also when memory is short.
 """
-_PAIRS_MAPPED = 1 << 23
-"""Neighbouring pairs of a larger store that are mapped at a time.
-
-Their lengths and offsets take 200 MB.
-"""
-_SENTENCES_MAPPED = 1 << 10
 _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -77,21 +70,11 @@ class TokenStore:
         self.num_pairs: int = meta["pairs"]
         self.digest: str = meta.get("digest", "")
         """Digest of the store's inputs: corpus, tokenizers, policies."""
-        self.is_small = (
-            sum(
-                path.stat().st_size
-                for path in map(folder.joinpath, files_of(meta))
-                if path.exists()
-            )
-            <= _SMALL
-        )
-        """True if the whole store may be mapped at once."""
-        self._maps: list[mmap.mmap] = []
         self._sides = {side: self._map(side) for side in stored_sides(meta)}
+        is_small = sum(array.nbytes for side in self._sides.values() for array in side) <= _SMALL
         self._ids = [
-            StoredIds(folder / f"{side}.ids", self._sides[side][0], self.is_small) for side in SIDES
+            StoredIds(folder / f"{side}.ids", self._sides[side][0], is_small) for side in SIDES
         ]
-        self._sentences_mapped = 0
         self.source_lengths, self.target_lengths = (self._sides[side][2] for side in SIDES)
 
     @classmethod
@@ -129,16 +112,11 @@ class TokenStore:
 
         This is fast if the pairs ascend. The ids are not read yet.
         """
-        arrays, parts = [array for side in SIDES for array in self._sides[side][1:]], []
-        for part in np.split(pairs, np.flatnonzero(np.diff(pairs // _PAIRS_MAPPED)) + 1):
-            parts.append([array[part] for array in arrays])
-            self._release()
-        source_offsets, source_lengths, *of_target = (
-            np.concatenate(of_array) for of_array in zip(*parts, strict=True)
+        source, target = (
+            Sentences(ids, *self._sides[side][1:]).at(pairs)
+            for ids, side in zip(self._ids, SIDES, strict=True)
         )
-        return Sentences(self._ids[0], source_offsets, source_lengths), Sentences(
-            self._ids[1], *of_target
-        )
+        return source, target
 
     def texts(self, i: int) -> tuple[str, str]:
         """Return the source text (its tag included) and the target text of pair i.
@@ -147,15 +125,6 @@ class TokenStore:
         """
         source, target = (self._sentence(side, i).tobytes().decode() for side in TEXTS)
         return source, target
-
-    def _release(self) -> None:
-        """Unmap the pages of a larger store that this process has read so far.
-
-        They stay in the file cache.
-        """
-        if not self.is_small and hasattr(mmap, "MADV_DONTNEED"):
-            for mapped in self._maps:
-                mapped.madvise(mmap.MADV_DONTNEED)
 
     @property
     def longest(self) -> int:
@@ -204,9 +173,6 @@ class TokenStore:
         return self._sentence("target", i)
 
     def _sentence(self, side: str, i: int) -> np.ndarray:
-        self._sentences_mapped += 1
-        if self._sentences_mapped % _SENTENCES_MAPPED == 0:
-            self._release()
         ids, offsets, lengths = self._sides[side]
         return ids[offsets[i] : offsets[i] + lengths[i]]
 
@@ -228,10 +194,8 @@ class TokenStore:
             )
         if not count:
             return np.zeros(0, dtype)
-        mapped = np.memmap(path, dtype, "r")
-        self._maps.append(mapped._mmap)  # type: ignore[attr-defined]
         # A plain array: a slice of np.memmap costs microseconds, and each sentence is one.
-        return np.asarray(mapped)
+        return np.asarray(np.memmap(path, dtype, "r"))
 
 
 @functools.lru_cache(8)
