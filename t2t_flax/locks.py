@@ -106,7 +106,7 @@ def lock_folder(folder: epath.PathLike, command: str) -> Lock:
 
 @dispatch_by_storage
 @contextlib.contextmanager
-def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -> Iterator[bool]:
+def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -> Iterator[None]:
     """Wait until no other thread or process is in such a block for the same path.
 
     Removes files that killed processes left beside it (`files.atomic_directory`). On a file
@@ -114,9 +114,6 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
 
     Args:
         wait: if False, raise UserError, naming the holder, instead of waiting.
-
-    Yields:
-        Whether all others are kept out, on other hosts too.
     """
     path = Path(path)
     name = path.with_name(f"{path.name}.t2t-lock")
@@ -135,12 +132,11 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
     except OSError as error:
         if error.errno not in (*_NO_LOCKS, errno.EACCES, errno.EROFS):
             raise
-    alone = lock.is_locked
     try:
-        if alone:
+        if lock.is_locked:
             with contextlib.suppress(OSError):
                 delete(path.parent, re.escape(path.name) + PARTIAL)
-        yield alone
+        yield
     finally:
         # Before the release, so that a waiting process sees that the file was removed. The file of
         # another user can be undeletable.

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 from etils import epath
-from helpers.foreign_files import HEX12, HEX32, content, put_beside
+from helpers.foreign_files import HEX32, content, put_beside
 
 import t2t_flax
-from t2t_flax.data import dataset, shards
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.training import workdir
 from t2t_flax.training.checkpoints import Checkpoints
@@ -22,24 +21,8 @@ def enter(folder):
         pass
 
 
-def keep_chunks(folder):
-    with shards.kept_chunks(
-        lambda n: (chunk for chunk in ()), folder / "train-1", (), "digest", lambda: None
-    ) as chunks:
-        assert not [*chunks]
-
-
 CLEAN_UPS = {
     "a new writer": (enter, [f"mean{PARTIAL}"]),
-    "preparing data": (
-        lambda folder: dataset._remove_leftovers(epath.Path(folder)),
-        [
-            f"train-{HEX12}{PARTIAL}",
-            f"tokenizer-{HEX12}{PARTIAL}",
-            f"valid-{HEX12}.plan-{HEX12}.json{PARTIAL}",
-        ],
-    ),
-    "writing a store": (keep_chunks, [f"train-1.shards-{HEX12}", f"test-2.shards-{HEX12}"]),
     "opening a workdir": (
         lambda folder: workdir._remove_unfinished(epath.Path(folder)),
         [f"config.json{PARTIAL}", f"tokenizer{PARTIAL}"],

@@ -1,13 +1,12 @@
 """Tokenizers and token stores of a run, prepared once and identified by digest."""
 
-import contextlib
 import hashlib
 import itertools
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from etils import epath
@@ -15,25 +14,29 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.corpus import Corpus
 from t2t_flax.data.file_hashes import INDEX, hash_files
-from t2t_flax.data.hooks import (
-    control_symbols,
-    data_hooks,
-    draws_pairs,
-    training_reader,
-    training_stream,
-)
-from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of, tags_of
+from t2t_flax.data.hooks import control_symbols, data_hooks, training_stream
+from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
 from t2t_flax.data.progress import Report, silent
 from t2t_flax.data.sources import JoinedSource, ScoredPairs, Source
 from t2t_flax.data.token_store import TokenStore, find_store
 from t2t_flax.data.tokenizer_text import TokenizerText
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, languages_of
 from t2t_flax.errors import UserError
-from t2t_flax.files import PARTIAL, check_reachable, expand_home, is_remote, list_names
+from t2t_flax.files import check_reachable, expand_home
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.registry import TOKENIZERS
+
+log = logging.getLogger("t2t_flax")
+_CHECKED_TARGETS = 2000
+"""Targets that `prepare` checks for text that the tokenizer cannot write."""
+_SHOWN = 20
+"""Characters shown before and after the place that cannot be written."""
+_PREPARATION_TIMEOUT = 7 * 24 * 3600.0
+"""Seconds that other processes wait for process 0.
+
+Its failure ends the wait earlier.
+"""
 
 
 class DataTask(Protocol):
@@ -61,41 +64,17 @@ class ProcessGroup(Protocol):
         """Return process 0's `value` in all processes; wait up to `seconds`."""
 
 
-def describe_train(config: Config, corpus: Corpus) -> str:
-    """Return a line about the training pairs, and the lines of extensions."""
-    sources = corpus.train.describe_sources(list(config.data.train_sources))
-    lines = [line for hook in data_hooks(config) for line in hook.describe(corpus)]
-    return "\n".join([corpus.train.describe(), *sources, *lines])
+@dataclass(frozen=True)
+class Corpus:
+    """Prepared data of a run.
 
-
-def batches_of(config: Config, corpus: Corpus, *, shards: int = 1) -> Batches:
-    """Return the training batches.
-
-    Args:
-        shards: number of devices that divide the batches.
+    Attributes:
+        valid: stores of the validation sets, by the names of `Data.valid_sets`.
     """
-    reader = training_reader(config, corpus.train, corpus.tokenizers)
-    make = training_stream(config)
-    return Batches(
-        corpus.train,
-        config.data,
-        seed=config.seed.data,
-        shards=shards,
-        make_stream=make,
-        reader=reader,
-    )
 
-
-log = logging.getLogger("t2t_flax")
-_CHECKED_TARGETS = 2000
-"""Targets that `prepare` checks for text that the tokenizer cannot write."""
-_SHOWN = 20
-"""Characters shown before and after the place that cannot be written."""
-_PREPARATION_TIMEOUT = 7 * 24 * 3600.0
-"""Seconds that other processes wait for process 0.
-
-Its failure ends the wait earlier.
-"""
+    tokenizers: TokenizerPair
+    train: TokenStore
+    valid: dict[str, TokenStore]
 
 
 def prepare_corpus(
@@ -118,6 +97,31 @@ def prepare_corpus(
     return Corpus(tokenizers, train, dict(zip(names, valid, strict=True)))
 
 
+def describe_train(config: Config, corpus: Corpus) -> str:
+    """Return a line about the training pairs, and the lines of extensions."""
+    sources = corpus.train.describe_sources(list(config.data.train_sources))
+    lines = [line for hook in data_hooks(config) for line in hook.describe(corpus.train)]
+    return "\n".join([corpus.train.describe(), *sources, *lines])
+
+
+def batches_of(config: Config, corpus: Corpus, *, shards: int = 1) -> Batches:
+    """Return the training batches.
+
+    Args:
+        shards: number of devices that divide the batches.
+    """
+    drawing = (hook for hook in data_hooks(config) if hook.draws)
+    readers = (hook.draw(corpus.train, corpus.tokenizers) for hook in drawing)
+    return Batches(
+        corpus.train,
+        config.data,
+        seed=config.seed.data,
+        shards=shards,
+        make_stream=training_stream(config),
+        reader=next(readers, None),
+    )
+
+
 def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenStore]:
     """Return the stores of the validation sets, then the training store."""
     config = task.config
@@ -128,7 +132,6 @@ def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenS
     others = [
         split_source(task, name) for split in ("valid", "test") for name in _sets(config)[split]
     ]
-    _remove_leftovers(cache)
     hash_files((file for one in (source, *others) for file in one.files), cache / INDEX, report)
     tokenizers = _tokenizers(task, workdir, source, report)
     _warn_of_unwritable(tokenizers.target, source)
@@ -137,27 +140,6 @@ def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenS
     _ = batches_of(config, Corpus(tokenizers, train, {})).updates_per_epoch
     sets = config.data.valid_sets
     return [*(_split_store(task, workdir, name, tokenizers, report) for name in sets), train]
-
-
-_KEY = "[0-9a-f]{12}"
-_LEFTOVER = re.compile(
-    rf"((?:train|valid|test)-{_KEY}(?:\.plan-{_KEY}\.json)?|tokenizer-{_KEY}|{re.escape(INDEX)}){PARTIAL}"
-)
-
-
-def _remove_leftovers(cache: epath.Path) -> None:
-    """Remove half-written files of killed preparations from the cache.
-
-    Users may keep other files there, which stay. Does not wait for other processes.
-    """
-    for match in filter(
-        None, map(_LEFTOVER.fullmatch, [] if is_remote(cache) else list_names(cache))
-    ):
-        with (
-            contextlib.suppress(UserError, OSError),  # being written, or owned by another account
-            exclusive_writer(cache / match[1], "prepare", wait=False),
-        ):
-            """Entering the context removes half-written files."""
 
 
 def _prepared_by_lead(
@@ -308,7 +290,8 @@ def training_policies(config: Config) -> Policies:
     """Return the policies for data.train. Other splits keep every pair."""
     d = config.data
     filters = tuple(pair_filter for hook in data_hooks(config) for pair_filter in hook.filters())
-    return Policies(d.max_length, d.on_too_long, "drop", d.source_eos, filters, draws_pairs(config))
+    draws = any(hook.draws for hook in data_hooks(config))
+    return Policies(d.max_length, d.on_too_long, "drop", d.source_eos, filters, keep_texts=draws)
 
 
 def _split_store(
@@ -324,7 +307,7 @@ def _split_store(
     if split == "train":
         policies = training_policies(config)
     kind = next((key for key, names in _sets(config).items() if split in names), "test")
-    digest = recipe_of(source.fingerprint(), tokenizers, policies, tags_of(source))[1]
+    digest = recipe_of(source, tokenizers, policies)[1]
     return prepare_split(
         source,
         tokenizers,
@@ -444,7 +427,7 @@ def _trained_tokenizers(
     ).inputs(data)
     settings |= {"filters": [one.as_stored() for one in plain.filters]}
     settings |= {key: task.config.value(key) for key in task.tokenizer_keys}
-    settings |= {"control_symbols": symbols, "tags": tags_of(source)}
+    settings |= {"control_symbols": symbols, "tags": [part.tag for part in source.parts]}
     cached = cache / f"tokenizer-{_digest(text.fingerprint(), settings)}"
     if not TokenizerPair.is_complete(cached):
         with exclusive_writer(cached, "prepare"):

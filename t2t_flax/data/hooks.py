@@ -6,9 +6,8 @@ from typing import Any
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.data.batching.layouts import PairReader, StoredPairs
+from t2t_flax.data.batching.layouts import PairReader
 from t2t_flax.data.batching.updates import MakeStream, plain_stream
-from t2t_flax.data.corpus import Corpus
 from t2t_flax.data.preprocess import PairFilter
 from t2t_flax.data.sources import Source
 from t2t_flax.data.token_store import TokenStore
@@ -39,6 +38,10 @@ class DataHook:
         """
         return source
 
+    def filters(self) -> Sequence[PairFilter]:
+        """Return filters of the training pairs."""
+        return ()
+
     def symbols(self) -> Mapping[str, str]:
         """Return the control symbols that the source tokenizer needs.
 
@@ -63,10 +66,6 @@ class DataHook:
         """
         return None
 
-    def filters(self) -> Sequence[PairFilter]:
-        """Return filters of the training pairs."""
-        return ()
-
     def stream(self, make: MakeStream) -> MakeStream:
         """Return the function that makes the stream of the training pairs.
 
@@ -82,20 +81,16 @@ class DataHook:
         """
         return None
 
-    def explain(self) -> Sequence[str]:
-        """Return the lines of `explain` about the training data."""
-        return ()
-
-    def describe(self, corpus: Corpus) -> Sequence[str]:
-        """Return lines about the prepared data, which `prepare` and `train` print."""
-        return ()
-
-    def record(self, name: str, predictions: Any) -> dict[str, Any]:
-        """Return entries about the data for the record of a validation or test set.
+    def describe(self, store: TokenStore | None) -> Sequence[str]:
+        """Return lines about the training data.
 
         Args:
-            predictions: `tasks.Predictions` of the set.
+            store: the prepared data, for `prepare` and `train`; None for `explain`.
         """
+        return ()
+
+    def record(self, name: str) -> dict[str, Any]:
+        """Return entries about the data for the record of a validation or test set."""
         return {}
 
 
@@ -106,11 +101,7 @@ def data_hooks(config: Config) -> list[DataHook]:
 
 
 def config_of_set(config: Config, name: str) -> Config:
-    """Return the config for reading and scoring one data set.
-
-    Args:
-        name: name of a source of data.train, of a validation set or of a test set.
-    """
+    """Return the config for reading and scoring one data set, see `DataHook.config_of_set`."""
     for hook in data_hooks(config):
         config = hook.config_of_set(config, name)
     return config
@@ -129,17 +120,6 @@ def control_symbols(config: Config) -> dict[str, str]:
     """
     symbols = {symbol: key for hook in data_hooks(config) for symbol, key in hook.symbols().items()}
     return dict(sorted(symbols.items()))
-
-
-def draws_pairs(config: Config) -> bool:
-    """Return whether training pairs are drawn anew in each epoch, from their texts."""
-    return any(hook.draws for hook in data_hooks(config))
-
-
-def training_reader(config: Config, store: TokenStore, tokenizers: TokenizerPair) -> PairReader:
-    """Return the reader of the training pairs: a hook that draws them, or the store."""
-    drawn = (hook.draw(store, tokenizers) for hook in data_hooks(config) if hook.draws)
-    return next(drawn, None) or StoredPairs(store)
 
 
 def training_stream(config: Config) -> MakeStream:

@@ -1,18 +1,14 @@
-"""Tokenization of a source into a token store, in worker processes.
-
-It also decides which pairs are dropped.
-"""
+"""Tokenization of a source into a token store, in worker processes, with filters of pairs."""
 
 import collections
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
+import operator
 import os
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,13 +16,11 @@ from etils import epath
 
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.progress import Report, silent
-from t2t_flax.data.shards import Chunk, kept_chunks
 from t2t_flax.data.sources import Source, counted
 from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, upload
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.workers import Workers, num_cores
 from t2t_flax.errors import UserError
-from t2t_flax.files import is_remote
 from t2t_flax.locks import exclusive_writer
 
 RECIPE_VERSION = 2
@@ -152,6 +146,24 @@ class Policies:
         return stored
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """Tokenized pairs of one part of a source.
+
+    Attributes:
+        part: number of the part.
+        counts: counts of the pairs, see `COUNTS`.
+        sides: (ids [total], lengths [pairs]) of source and target, int32, and of their texts if
+            these are kept, uint8 and int32.
+        dropped: (index, reason) of each dropped pair.
+    """
+
+    part: int
+    counts: collections.Counter[str]
+    sides: list[tuple[np.ndarray, np.ndarray]]
+    dropped: list[tuple[int, str]]
+
+
 @dataclass
 class Encoder:
     """Tokenizer of chunks of pairs under the policies.
@@ -168,9 +180,8 @@ class Encoder:
 
     def __call__(self, pairs: list[Unread]) -> Chunk:
         policies = self.policies
-        encode = [self.tokenizers.source.encode, self.tokenizers.target.encode_text]
-        chunk = Chunk(self.part, collections.Counter(pairs_read=len(pairs)))
-        encoded: list[list[list[int]]] = [
+        encode = self.tokenizers.source.encode, self.tokenizers.target.encode_text
+        ids: list[list[list[int]]] = [
             (
                 []
                 if isinstance(pair, str)
@@ -178,55 +189,43 @@ class Encoder:
             )
             for pair in pairs
         ]
-        reasons, long = self._reasons(pairs, encoded)
-        chunk.dropped = [(i, reason) for i, reason in enumerate(reasons) if reason]
-        chunk.counts["dropped"] = len(chunk.dropped)
-        chunk.counts.update(reason for _, reason in chunk.dropped)
-        chunk.counts["truncated"] = (
-            sum(not reasons[i] for i in long) if policies.on_too_long == "truncate" else 0
-        )
-        kept: tuple[list, list] = [], []
-        for ids in (ids for ids, reason in zip(encoded, reasons, strict=True) if not reason):
-            for side, of_side, eos in zip(kept, ids, (policies.source_eos, True), strict=True):
-                if policies.on_too_long == "truncate":
-                    del of_side[policies.max_length - 1 :]
-                side.append(of_side + [EOS] if eos else of_side)
-        chunk.sides = [
-            (
-                np.fromiter(itertools.chain.from_iterable(side), np.int32),
-                np.fromiter(map(len, side), np.int32, len(side)),
-            )
-            for side in kept
-        ]
+        reasons, long = self._reasons(pairs, ids)
+        kept = [i for i, reason in enumerate(reasons) if not reason]
+        dropped = [(i, reason) for i, reason in enumerate(reasons) if reason]
+        counts = collections.Counter(pairs_read=len(pairs), dropped=len(dropped))
+        counts.update(reason for _, reason in dropped)
+        limit = None
+        if policies.on_too_long == "truncate":
+            limit = policies.max_length - 1
+            counts["truncated"] = sum(not reasons[i] for i in long)
+        sides = []
+        for side, eos in enumerate((policies.source_eos, True)):
+            end = [EOS] if eos else []
+            sides.append(_flat([[*ids[i][side][:limit], *end] for i in kept], np.int32))
         if policies.keep_texts:
-            texts = [pair for pair, reason in zip(pairs, reasons, strict=True) if not reason]
-            chunk.sides += [_as_bytes([text[side] for text in texts]) for side in (0, 1)]
-        return chunk
+            sides += [_flat([pairs[i][side].encode() for i in kept], np.uint8) for side in (0, 1)]
+        return Chunk(self.part, counts, sides, dropped)
 
     def _reasons(
-        self, pairs: list[Unread], encoded: list[list[list[int]]]
+        self, pairs: list[Unread], ids: list[list[list[int]]]
     ) -> tuple[list[str], list[int]]:
-        """Return the reasons for dropping pairs, and the pairs that are too long.
-
-        Returns:
-            (first reason that applies to each pair, "" if it is kept; indices of the pairs that are
-            too long).
-        """
+        """Return (first reason to drop each pair, "" if it is kept; pairs that are too long)."""
         policies, symbols = self.policies, len(self.tokenizers.source.split(self.tag)[0])
         reasons, whole, long = [], {}, []
-        for i, (pair, ids) in enumerate(zip(pairs, encoded, strict=True)):
+        for i, (pair, sides) in enumerate(zip(pairs, ids, strict=True)):
             if isinstance(pair, str):
                 reasons.append(pair)
                 continue
-            bare = ids[0][symbols:]
-            empty = not (bare and ids[1] and all(map(str.strip, pair)))
-            if max(map(len, ids)) + 1 > policies.max_length:
+            source, target = sides[0][symbols:], sides[1]
+            empty = not (source and target and all(map(str.strip, pair)))
+            too_long = max(map(len, sides)) + 1 > policies.max_length
+            if too_long:
                 long.append(i)
-            drops_long = policies.on_too_long == "drop" and long[-1:] == [i]
+            drops_long = policies.on_too_long == "drop" and too_long
             drops_empty = policies.empty_lines == "drop" and empty
             reasons.append("empty" if drops_empty else "too_long" if drops_long else "")
             if not (empty or reasons[i]):
-                whole[i] = Pair(pair[0].removeprefix(self.tag), pair[1], bare, ids[1], self.part)
+                whole[i] = Pair(pair[0].removeprefix(self.tag), pair[1], source, target, self.part)
         for pair_filter in policies.filters:
             drops = pair_filter.drops(list(whole.values()))
             for i in [i for i, drop in zip(whole, drops, strict=True) if drop]:
@@ -235,11 +234,12 @@ class Encoder:
         return reasons, long
 
 
-def _as_bytes(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    encoded = [text.encode() for text in texts]
-    return np.frombuffer(b"".join(encoded), np.uint8), np.fromiter(
-        map(len, encoded), np.int32, len(encoded)
-    )
+def _flat(
+    sentences: Sequence[Sequence[int]], dtype: type[np.generic]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (ids of all sentences, their lengths)."""
+    ids = np.fromiter(itertools.chain.from_iterable(sentences), dtype)
+    return ids, np.fromiter(map(len, sentences), np.int32, len(sentences))
 
 
 def prepare_split(
@@ -264,81 +264,49 @@ def prepare_split(
             it.
         name: name of the split, for `report`.
     """
-    recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, tags_of(source))
+    recipe, digest = recipe_of(source, tokenizers, policies)
     if store := find_store(folder, digest):
         return store
-    local = local_path(folder, digest)
-    with exclusive_writer(local, "prepare") as alone:
+    local, encoder = local_path(folder, digest), Encoder(tokenizers, policies)
+    sizes = [*tokenizers.vocab_sizes, *([BYTES, BYTES] if policies.keep_texts else [])]
+    with exclusive_writer(local, "prepare"):
         if not find_store(local, digest):  # another process may have written it during the wait
-            _write(
-                source,
-                tokenizers,
-                local,
-                policies,
-                recipe,
-                digest,
-                alone,
-                num_workers,
-                report,
-                name,
-            )
+            with StoreWriter(local, vocab_sizes=sizes) as writer:
+                writer.meta.update(digest=digest, recipe=recipe)
+                _write(writer, encoder, source, num_workers, report, f"tokenise {name}")
+                _check_unchanged(source, recipe["source_fingerprint"])
             upload(folder, local)
         return TokenStore.open(local, epath.Path(folder))
 
 
 def _write(
-    source: Source, tokenizers: TokenizerPair, local: Path, policies: Policies,
-    recipe: dict[str, Any], digest: str, alone: bool, num_workers: int, report: Report, name: str,
-) -> None:  # fmt: skip
-    """Write the store at `local`.
-
-    Args:
-        alone: True if no other process writes it.
-    """
+    writer: StoreWriter,
+    encoder: Encoder,
+    source: Source,
+    num_workers: int,
+    report: Report,
+    stage: str,
+) -> None:
+    """Write the pairs of a source, and their counts into meta.json."""
+    policies, parts = encoder.policies, source.parts
     shown = dict(source.reasons) | {f.reason: f.shown for f in policies.filters}
-    sizes = [*tokenizers.vocab_sizes, *([BYTES, BYTES] if policies.keep_texts else [])]
-    of_sources: list[collections.Counter[str]] = [collections.Counter() for _ in source.parts]
-    encode = functools.partial(
-        encode_all, Encoder(tokenizers, policies), source, num_workers, report=report
-    )
-    check = functools.partial(_check_unchanged, source, recipe["source_fingerprint"])
-    # In object stores each file takes a request, so one check at the end is enough.
-    often = (lambda: None) if any(map(is_remote, source.files)) else check
-    # Without a lock another process may write the same shards.
-    kept = (
-        kept_chunks(encode, local, sizes, f"{digest} {CHUNK_PAIRS}", often)
-        if alone
-        else contextlib.closing(encode())
-    )
-
-    def say() -> None:
-        done = sum(counts["pairs_read"] for counts in of_sources)
-        report(f"tokenise {name}", done, source.expected_count(), "pairs")
-
-    with kept as chunks, StoreWriter(local, vocab_sizes=sizes) as writer:
-        say()
-        part = 0
-        for chunk in chunks:
-            if chunk.part > part:
-                _require_nonempty(source.parts[part], of_sources[part], policies, shown)
-            part = chunk.part
-            writer.write(*chunk.sides)
-            of_sources[part].update(chunk.counts)
-            say()
-        _require_nonempty(source.parts[part], of_sources[part], policies, shown)
-        check()
-        sums = sum(of_sources, collections.Counter())
-        names = [*COUNTS, *shown]
-        writer.meta.update(digest=digest, recipe=recipe, **{name: sums[name] for name in names})
-        if shown:
-            writer.meta["reasons"] = shown
-        if len(of_sources) > 1:
-            writer.meta["pairs_of_sources"] = [
-                counts["pairs_read"] - counts["dropped"] for counts in of_sources
-            ]
-            writer.meta["counts_of_sources"] = [
-                {name: counts[name] for name in names} for counts in of_sources
-            ]
+    counts: list[collections.Counter[str]] = [collections.Counter() for _ in parts]
+    report(stage, 0, source.expected_count(), "pairs")
+    with contextlib.closing(encode_all(encoder, source, num_workers, report)) as chunks:
+        for part, of_part in itertools.groupby(chunks, operator.attrgetter("part")):
+            for chunk in of_part:
+                writer.write(*chunk.sides)
+                counts[part].update(chunk.counts)
+                done = sum(one["pairs_read"] for one in counts)
+                report(stage, done, source.expected_count(), "pairs")
+            _require_nonempty(parts[part], counts[part], policies, shown)
+    sums, names = sum(counts, collections.Counter()), [*COUNTS, *shown]
+    writer.meta.update({name: sums[name] for name in names})
+    if shown:
+        writer.meta["reasons"] = shown
+    if len(parts) > 1:
+        writer.meta["pairs_of_sources"] = [one["pairs_read"] - one["dropped"] for one in counts]
+        writer.meta["counts_of_sources"] = [{name: one[name] for name in names} for one in counts]
 
 
 def _check_unchanged(source: Source, fingerprint: str) -> None:
@@ -356,28 +324,19 @@ def _check_unchanged(source: Source, fingerprint: str) -> None:
 
 
 def recipe_of(
-    fingerprint: str, tokenizers: TokenizerPair, policies: Policies, tags: Sequence[str] = ()
+    source: Source, tokenizers: TokenizerPair, policies: Policies
 ) -> tuple[dict[str, Any], str]:
-    """Return the inputs and settings that determine a store, and their sha256.
-
-    Args:
-        fingerprint: fingerprint of the source.
-        tags: tags of the source, see `tags_of`.
-    """
+    """Return the inputs and settings that determine a store, and their sha256."""
     recipe = {
         "format_version": RECIPE_VERSION,
-        "source_fingerprint": fingerprint,
+        "source_fingerprint": source.fingerprint(),
         "tokenizer_digest": tokenizers.digest,
         **policies.as_stored(),
     }
+    tags = [part.tag for part in source.parts]
     if any(tags):
         recipe["tags"] = tags
     return recipe, hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
-
-
-def tags_of(source: Source) -> list[str]:
-    """Return the tag of each part of a source."""
-    return [part.tag for part in source.parts]
 
 
 def _require_nonempty(
@@ -390,29 +349,25 @@ def _require_nonempty(
 
 
 def encode_all(
-    encoder: Encoder,
-    source: Source,
-    num_workers: int,
-    skip: int = 0,
-    report: Report = silent,
+    encoder: Encoder, source: Source, num_workers: int, report: Report = silent
 ) -> Generator[Chunk, None, None]:
-    """Yield the chunks of a source in order, with only a few in memory.
+    """Yield the chunks of a source in order, with only a few in memory."""
+    num_workers = num_workers or num_cores()
+    inline = None if num_workers == 1 else INLINE_PAIRS // CHUNK_PAIRS
+    all_rows = rows_of(source.parts, encoder.policies.filters, report)
+    for number, (part, rows) in enumerate(zip(source.parts, all_rows, strict=True)):
+        encode = replace(encoder, part=number, tag=f"{part.tag} " if part.tag else "")
+        chunks = _chunks_of(rows)
+        yield from map(encode, itertools.islice(chunks, inline))
+        if first := next(chunks, None):
+            with Workers(encode, num_workers, does="tokenizes") as workers:
+                calls = zip(itertools.chain([first], chunks))
+                yield from workers.map(calls, num_workers * CHUNKS_IN_FLIGHT)
 
-    Args:
-        skip: number of first chunks that are read, but neither tokenized nor yielded.
-    """
-    for number, (part, pairs) in enumerate(
-        zip(source.parts, rows_of(source.parts, encoder.policies.filters, report), strict=True)
-    ):
-        of_part = replace(encoder, part=number, tag=f"{part.tag} " if part.tag else "")
-        chunks = _chunks_of(pairs)
-        while skip and next(chunks, None):
-            skip -= 1
-        yield from _encode_part(of_part, chunks, num_workers or num_cores())
 
-
-def _chunks_of(pairs: Iterator[Unread]) -> Iterator[list[Unread]]:
-    return iter(lambda: list(itertools.islice(pairs, CHUNK_PAIRS)), [])
+def _chunks_of(rows: Iterator[Unread]) -> Iterator[list[Unread]]:
+    while chunk := list(itertools.islice(rows, CHUNK_PAIRS)):
+        yield chunk
 
 
 def rows_of(
@@ -426,16 +381,3 @@ def rows_of(
     for pair_filter in filters:
         rows = pair_filter.rows(parts, rows, report)
     return rows
-
-
-def _encode_part(
-    encoder: Encoder, chunks: Iterator[list[Unread]], num_workers: int
-) -> Generator[Chunk, None, None]:
-    inline = None if num_workers == 1 else INLINE_PAIRS // CHUNK_PAIRS
-    yield from map(encoder, itertools.islice(chunks, inline))
-    first = next(chunks, None)
-    if first is not None:
-        with Workers(encoder, num_workers, does="tokenizes") as workers:
-            yield from workers.map(
-                zip(itertools.chain([first], chunks)), num_workers * CHUNKS_IN_FLIGHT
-            )

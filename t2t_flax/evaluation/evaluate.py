@@ -121,11 +121,7 @@ def evaluate(
             "digest": digest,
             "sentences": len(pairs),
             **({"not_scored": not_scored} if not_scored else {}),
-            **{
-                k: v
-                for hook in data_hooks(loaded.config)
-                for k, v in hook.record(split, predictions).items()
-            },
+            **{k: v for hook in data_hooks(loaded.config) for k, v in hook.record(split).items()},
         },
         "scores": scores | {"nll": nll, "perplexity": perplexity(nll)},
         "counts": {

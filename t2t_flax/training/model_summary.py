@@ -128,7 +128,7 @@ def _sources(config: Config) -> list[str]:
         lines.append(f"  dropped: {', '.join(_dropped(config))}")
     if len(names := list(d.train_sources)) > 1:
         lines.append(f"  sources: {', '.join(names)}")
-    return lines + [f"  {line}" for hook in data_hooks(config) for line in hook.explain()]
+    return lines + [f"  {line}" for hook in data_hooks(config) for line in hook.describe(None)]
 
 
 def _dropped(config: Config) -> list[str]:

@@ -17,8 +17,6 @@ from t2t_flax.data.sources import toy
 from t2t_flax.data.token_store import VERIFIED
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
-from t2t_flax.files import atomic_file
-from t2t_flax.locks import exclusive_writer
 from t2t_flax.tasks import task_of
 
 DATA = dict(
@@ -202,24 +200,6 @@ def test_seed_does_not_change_the_text(tmp_path, single_process):
         prepare_corpus(task_of(config), epath.Path(tmp_path)).train.digest
         == single_process.train.digest
     )
-
-
-def test_what_killed_preparations_left_is_removed_unless_somebody_writes_it(tmp_path):
-    cache = tmp_path / "run" / "data"
-    cache.mkdir(parents=True)
-    hexadecimal = "0" * 32
-    for name in ("train-11111111111a", "train-22222222222b", "tokenizer-33333333333c"):
-        (cache / f"{name}.partial-{hexadecimal}").mkdir()
-    (cache / f"train-11111111111a.plan-44444444444d.json.partial-{hexadecimal}").write_text("{")
-    with (
-        exclusive_writer(cache / "train-22222222222b", "prepare"),
-        atomic_file(cache / "train-11111111111a.plan-55555555555e.json"),
-    ):
-        (cache / f"train-22222222222b.partial-{hexadecimal}").mkdir()
-        prepare_corpus(task_of(config_of()), tmp_path / "run")
-    left = {path.name for path in cache.iterdir() if ".partial-" in path.name}
-    assert (cache / "train-11111111111a.plan-55555555555e.json").exists(), "its writer was alive"
-    assert left == {f"train-22222222222b.partial-{hexadecimal}"}
 
 
 def test_several_preparations_in_one_cache_train_one_tokenizer(tmp_path):

@@ -6,11 +6,14 @@ It is complete at any time, and no process deletes another's files.
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from helpers.corpora import open_pairs
+from helpers.processes import is_alive, wait_for
 from helpers.refusals import refused
 from helpers.writer_processes import (
     PROCESSES,
@@ -100,6 +103,64 @@ def test_concurrent_preparations_of_one_split_share_a_store(tmp_path, locks):
     assert names(tmp_path / "cache") == ["store"]
     if locks:
         assert prepared.value == 300, "one process prepares, the others reuse its store"
+
+
+KILLED = """
+import multiprocessing, os, signal, sys
+from t2t_flax.data import preprocess
+from t2t_flax.data.sources import open_source
+from t2t_flax.data.tokenizers import TokenizerPair
+
+if __name__ == "__main__":
+    preprocess.CHUNK_PAIRS, preprocess.INLINE_PAIRS = 2, 4
+    folder = sys.argv[1]
+    source = open_source("t.en,t.de", root=folder, source_language="en", target_language="de")
+    tokenizers = TokenizerPair.load(folder + "/tokenizer")
+    policies = preprocess.Policies(100, "drop", "drop")
+
+    def kill(stage, done, total, unit):
+        if done >= 57:
+            print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    preprocess.prepare_split(source, tokenizers, folder + "/s", policies, num_workers=2, report=kill)
+"""
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != VERIFIED}
+
+
+def test_killed_preparation_leaves_no_store_and_the_next_one_is_whole(tmp_path):
+    source = open_pairs(tmp_path, [(f"sentence {i}", f"Satz {i}") for i in range(120)])
+    tokenizers = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=300))
+    tokenizers.save(tmp_path / "tokenizer")
+    (tmp_path / "run.py").write_text(KILLED)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(tmp_path / "run.py"), str(tmp_path)]
+    killed = subprocess.run(command, env=environment, stdout=subprocess.PIPE)
+    assert killed.returncode == -signal.SIGKILL and not (tmp_path / "s").exists()
+    workers = list(map(int, killed.stdout.split()))
+    assert 1 <= len(workers) <= 2
+    wait_for(lambda: not any(map(is_alive, workers)), "the workers end with their parent")
+    stores = [prepare_split(source, tokenizers, tmp_path / name, POLICIES) for name in ("s", "t")]
+    assert content(stores[0].folder) == content(stores[1].folder)
+    assert not [name for name in names(tmp_path) if ".partial-" in name]
+
+
+def test_a_source_that_changes_while_it_is_read_gives_no_store(tmp_path):
+    source = open_pairs(tmp_path, [("sentence", "Satz")] * 20)
+    tokenizers = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=270))
+    path = tmp_path / "t.de"
+
+    def change(stage, done, total, unit):
+        if done:
+            path.write_bytes(path.read_bytes().replace(b"Satz", b"SATZ"))
+
+    with refused("t.de", "changed"):
+        prepare_split(source, tokenizers, tmp_path / "s", POLICIES, report=change)
+    assert names(tmp_path) == ["t.de", "t.en"]
+    assert prepare_split(source, tokenizers, tmp_path / "s", POLICIES).num_pairs == 20
 
 
 def test_store_of_an_older_format_is_rewritten_with_its_digest(tmp_path):

@@ -45,5 +45,5 @@ class FiltersHook(DataHook):
 
         return HeldOut(self._keys.held_out, self._config, languages)
 
-    def explain(self):
+    def describe(self, store):
         return [f"dropped, too: {', '.join(rule.rule for rule in self.filters())}"]

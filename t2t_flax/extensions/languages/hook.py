@@ -35,23 +35,22 @@ class LanguagesHook(DataHook):
     def symbols(self):
         return self._symbols
 
-    def explain(self):
-        lines = [
-            f"directions: {', '.join(map(str, self._trained))}",
-            f"symbols of the target languages: {' '.join(self._symbols)}",
-        ]
-        return [*(lines if self._trained else ()), *self._zero_shot()]
-
-    def describe(self, corpus):
+    def describe(self, store):
+        if store is None:
+            lines = [
+                f"directions: {', '.join(map(str, self._trained))}",
+                f"symbols of the target languages: {' '.join(self._symbols)}",
+            ]
+            return [*(lines if self._trained else ()), *self._zero_shot()]
         if not self._directions:
             return []
         counts = dict.fromkeys(self._trained, 0)
-        for name, count in zip(self._train, corpus.train.pairs_of_sources, strict=True):
+        for name, count in zip(self._train, store.pairs_of_sources, strict=True):
             counts[self._directions[name]] += count
         pairs = ", ".join(f"{direction} {count:,} pairs" for direction, count in counts.items())
         return [f"directions: {pairs}", *self._zero_shot()]
 
-    def record(self, name, predictions):
+    def record(self, name):
         if not (direction := self._of(name)):
             return {}
         return {

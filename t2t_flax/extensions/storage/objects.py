@@ -167,9 +167,9 @@ def move_folder(source: epath.PathLike, target: epath.PathLike) -> None:
 
 def exclusive_writer(
     path: epath.PathLike, command: str, *, wait: bool = True
-) -> contextlib.AbstractContextManager[bool]:
+) -> contextlib.AbstractContextManager[None]:
     """Return a context without waiting: objects appear whole."""
-    return contextlib.nullcontext(False)
+    return contextlib.nullcontext()
 
 
 def is_finished(checkpoint: epath.PathLike) -> bool:

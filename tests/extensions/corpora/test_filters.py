@@ -156,10 +156,11 @@ def test_duplicates_are_those_of_a_plain_search(parts, block, in_memory):
 
 def test_filters_are_part_of_the_recipe(tokenizers):
     filters = ((), (LengthRatio(2.0),), (LengthRatio(3.0),), (Duplicates(),))
-    assert (
-        len({recipe_of("f", tokenizers, replace(POLICIES, filters=each))[1] for each in filters})
-        == 4
-    )
+    source = open_source("toy:test:1", source_language="en", target_language="de")
+    digests = {
+        recipe_of(source, tokenizers, replace(POLICIES, filters=each))[1] for each in filters
+    }
+    assert len(digests) == 4
 
 
 def test_duplicates_are_found_across_sources_whatever_their_tags(tmp_path, tokenizers):

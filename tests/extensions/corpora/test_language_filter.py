@@ -13,6 +13,7 @@ from t2t_flax.config import default_config, override, resolve
 from t2t_flax.data.dataset import prepare_corpus, training_policies
 from t2t_flax.data.preprocess import Pair, Policies, recipe_of
 from t2t_flax.data.sources import open_source
+from t2t_flax.data.sources.toy import ToySource
 from t2t_flax.extensions.corpora import language_filter
 from t2t_flax.extensions.corpora.language_filter import OtherLanguages
 from t2t_flax.extensions.corpora.list_dropped import dropped_by
@@ -112,7 +113,11 @@ def test_what_decides_is_part_of_the_recipe(monkeypatch):
 
     def recipe(*filters):
         tokenizers = dataclasses.make_dataclass("T", ["digest"])("t")
-        return recipe_of("f", tokenizers, dataclasses.replace(POLICIES, filters=filters))
+        return recipe_of(
+            ToySource("toy:test:1", "test", 1),
+            tokenizers,
+            dataclasses.replace(POLICIES, filters=filters),
+        )
 
     others = OtherLanguages(FILTER.languages, 0.9), OtherLanguages((("en", "fr"),), 0.95)
     digests = {recipe()[1], *(recipe(one)[1] for one in (FILTER, *others))}

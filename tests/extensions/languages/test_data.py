@@ -179,14 +179,12 @@ def test_the_length_limit_counts_the_token(tmp_path):
 
 
 def test_the_symbol_is_part_of_the_recipe_where_there_is_one():
-    side = train_tokenizers(
-        open_source("toy:train:60", source_language="en", target_language="de"),
-        Data(vocab_size=360),
-    )
+    source = open_source("toy:train:60", source_language="en", target_language="de")
+    tokenizers = train_tokenizers(source, Data(vocab_size=360))
     policies = Policies(24, "drop", "drop")
-    recipe, digest = recipe_of("f", side, policies)
-    assert recipe_of("f", side, policies, [""]) == (recipe, digest)
-    assert "tags" not in recipe and recipe_of("f", side, policies, ["<2de>"])[1] != digest
+    recipe, digest = recipe_of(source, tokenizers, policies)
+    tagged = recipe_of(TaggedSource(source, "<2de>"), tokenizers, policies)
+    assert "tags" not in recipe and tagged[0]["tags"] == ["<2de>"] and tagged[1] != digest
     assert not hooks.control_symbols(Config(data=SMALL_DATA))
 
 
