@@ -26,7 +26,7 @@ def set_up(preset: str, keys: Keys, corpus: Path, workdir: Path) -> Any:
     from etils import epath
 
     from benchmarks.input_rate import write_corpus
-    from t2t_flax.data.corpus import Corpus
+    from t2t_flax.data.dataset import Corpus
     from t2t_flax.data.token_store import TokenStore
     from t2t_flax.training.setup import set_up_training
 

@@ -18,8 +18,7 @@ import numpy as np
 from benchmarks.record import command_of, machine, publish
 from t2t_flax.config import default_config, override, resolve
 from t2t_flax.data.batching.windows import Samples
-from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.data.hooks import training_reader
+from t2t_flax.data.dataset import batches_of, prepare_corpus
 from t2t_flax.tasks import task_of
 
 KEYS = {
@@ -48,7 +47,7 @@ def measure(keys: dict[str, str], pairs: int, repeats: int, folder: Path) -> dic
     }
     config = resolve(override(default_config(), data | keys))
     corpus = prepare_corpus(task_of(config), folder)
-    reader = training_reader(config, corpus.train, corpus.tokenizers)
+    reader = batches_of(config, corpus).stream.layouter.reader
     indices = np.arange(corpus.train.num_pairs)
     texts = [corpus.train.texts(i) for i in indices.tolist()]
     encode = corpus.tokenizers.source.encode_text

@@ -37,7 +37,7 @@ class Workers(Generic[Result]):
     """
 
     def __init__(self, function: Callable[..., Result], count: int, *, does: str):
-        self._does = does
+        self.count, self._does = count, does
         # Spawned, because a fork of a process in which JAX runs threads can hang.
         context = multiprocessing.get_context("spawn")
         # Not an Event: setting one waits for its waiters, and forever for a waiter that was killed.

@@ -16,7 +16,8 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import HIGHER_IS_BETTER, keys_that_change
-from t2t_flax.data.batching.batches import Batches, HostBatch
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.batching.rows import HostBatch
 from t2t_flax.data.dataset import Corpus
 from t2t_flax.distributed.mesh import Params, PyTree
 from t2t_flax.models.transformer import Transformer

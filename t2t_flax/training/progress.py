@@ -16,7 +16,7 @@ import rich.console
 import rich.progress
 from etils import epath
 
-from t2t_flax.data.batching.batches import HostBatch
+from t2t_flax.data.batching.rows import HostBatch
 from t2t_flax.data.progress import Report
 from t2t_flax.files import atomic_write, dispatch_by_storage
 

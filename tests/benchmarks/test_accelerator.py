@@ -9,7 +9,7 @@ from helpers.refusals import assert_names, refused
 
 from benchmarks import accelerator, accelerator_rows, device_trace
 from t2t_flax.config import load_config
-from t2t_flax.data.batching.batches import Shape
+from t2t_flax.data.batching.rows import Shape
 from t2t_flax.distributed.mesh import make_mesh
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.parametrization import parametrization_of

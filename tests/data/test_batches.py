@@ -7,8 +7,9 @@ import pytest
 from helpers.configs import DATA, random_pairs, small_config, write_store
 from helpers.refusals import refused
 
-from t2t_flax.data.batching.batches import Batches, Shape, shape_of, validation_batches
+from t2t_flax.data.batching.batches import Batches, validation_batches
 from t2t_flax.data.batching.layouts import bucket_edges
+from t2t_flax.data.batching.rows import Shape, shape_of
 
 KINDS = ["packed", "buckets"]
 

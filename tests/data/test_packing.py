@@ -5,7 +5,8 @@ import pytest
 from helpers.tracing import traced
 
 from t2t_flax.data.batching import packing
-from t2t_flax.data.batching.packing import fill_rows, first_fit
+from t2t_flax.data.batching.packing import first_fit
+from t2t_flax.data.batching.rows import fill_rows
 from t2t_flax.data.stored_ids import Sentences
 
 
@@ -96,9 +97,10 @@ def check_arrays(seed, rng):
         sentences = Sentences(ids, np.cumsum(length) - length, length)
         shape = int(row.max()) + 1 + int(rng.integers(3)), room
         filled = fill_rows(sentences.at(pairs), row, start, shape)
-        for name, expected in naive_fill(sentences, pairs, row, start, shape).items():
-            np.testing.assert_array_equal(filled[name], expected)
-            assert filled[name].dtype == np.int32
+        expected = naive_fill(sentences, pairs, row, start, shape)
+        for array, same in zip(filled, expected.values(), strict=True):
+            np.testing.assert_array_equal(array, same)
+            assert array.dtype == np.int32
 
 
 def lines_run(function, *arguments) -> int:

@@ -19,7 +19,7 @@ from helpers.update_checks import Lengths
 from t2t_flax.config import Data
 from t2t_flax.data.batching import updates, windows
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.batching.layouts import Layouter, StoredPairs
+from t2t_flax.data.batching.layouts import Layouter, PairReader
 from t2t_flax.data.batching.updates import plain_stream
 from t2t_flax.data.stored_ids import Sentences
 from t2t_flax.data.token_store import TokenStore
@@ -54,7 +54,7 @@ def test_updates_are_consecutive_rows_of_all_windows(store, keys):
     blocks = [
         np.sort(pairs).tolist()
         for layout in layouts
-        for pairs in np.split(layout.pairs, layout.ends[:-1])
+        for pairs in np.split(layout.samples.pairs, layout.ends[:-1])
     ]
     for k in range(len(blocks) // size):
         wanted = sum(blocks[k * size : (k + 1) * size], [])
@@ -206,7 +206,7 @@ def test_only_the_requested_window_is_read(store):
 @pytest.mark.parametrize("keys", KEYS)
 def test_a_window_is_laid_out_alike_in_another_process(store, keys):
     """The layouter is small when pickled, and needs no JAX."""
-    layouter = plain_stream(StoredPairs(store), dataclasses.replace(DATA, **keys), 0).layouter
+    layouter = plain_stream(PairReader(store), dataclasses.replace(DATA, **keys), 0).layouter
     pickled = pickle.dumps(layouter)
     assert len(pickled) < 5_000
     program = (
@@ -216,8 +216,9 @@ def test_a_window_is_laid_out_alike_in_another_process(store, keys):
     out = subprocess.run(
         [sys.executable, "-c", program], input=pickled, stdout=subprocess.PIPE, check=True
     ).stdout
-    for own, other in zip(layouter.lay_out(7)[:-1], pickle.loads(out)[:-1], strict=True):
-        np.testing.assert_array_equal(own, other)
+    here, there = layouter.lay_out(7), pickle.loads(out)
+    for name in ("samples", "row", "starts", "ends", "sizes"):
+        np.testing.assert_array_equal(getattr(here, name), getattr(there, name))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,10 @@ from helpers.update_checks import Lengths
 from hypothesis import given
 from hypothesis import strategies as st
 
+from t2t_flax.config import Data
 from t2t_flax.data.batching import windows as module
-from t2t_flax.data.batching.layouts import StoredPairs
-from t2t_flax.data.batching.updates import plain_windows
+from t2t_flax.data.batching.layouts import PairReader
+from t2t_flax.data.batching.updates import plain_stream
 from t2t_flax.data.batching.windows import pairs_of_epoch
 
 
@@ -28,7 +29,8 @@ def test_each_epoch_and_seed_has_another_order():
 def test_each_epoch_of_a_corpus_is_a_whole_number_of_windows(pairs, epochs):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "WINDOW_PAIRS", 100)
-        windows = plain_windows(StoredPairs(Lengths(*np.full((2, pairs), 5))), 3)
+        reader = PairReader(Lengths(*np.full((2, pairs), 5)))
+        windows = plain_stream(reader, Data(), 3).layouter.windows
         count = windows.per_epoch
         assert count == 1 or 60 < pairs / count < 170
         for epoch in range(epochs):

@@ -11,7 +11,7 @@ from helpers.refusals import refused
 from helpers.runs import start, tiny_run
 from jax.experimental.compilation_cache import compilation_cache
 
-from t2t_flax.data.batching.batches import Shape
+from t2t_flax.data.batching.rows import Shape
 from t2t_flax.training import setup
 
 SHAPES = [Shape(length, rows, 1) for length, rows in ((8, 2), (8, 16), (16, 4))]

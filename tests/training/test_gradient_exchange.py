@@ -13,7 +13,7 @@ from helpers.configs import (
     small_config,
 )
 
-from t2t_flax.data.batching.batches import Shape
+from t2t_flax.data.batching.rows import Shape
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.mesh import over_shards, sum_over_shards
 from t2t_flax.training.losses import loss_sums

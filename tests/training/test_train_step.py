@@ -16,7 +16,8 @@ from helpers.configs import (
 )
 
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.batching.packing import fill_rows, first_fit
+from t2t_flax.data.batching.packing import first_fit
+from t2t_flax.data.batching.rows import fill_rows
 from t2t_flax.data.stored_ids import Sentences
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.losses import loss_sums, validation_sums
@@ -34,8 +35,9 @@ def packed(pairs, length=48):
     for n, (side, start) in enumerate(zip(("source", "target"), starts, strict=True)):
         tokens = np.concatenate([p[n] for p in pairs])
         sentences = Sentences(tokens, np.cumsum(lengths[n]) - lengths[n], lengths[n])
-        parts = fill_rows(sentences, row, start, (int(row.max()) + 1, length))
-        arrays |= {side if k == "ids" else f"{side}_{k}": x for k, x in parts.items()}
+        names = side, f"{side}_segments", f"{side}_positions"
+        filled = fill_rows(sentences, row, start, (int(row.max()) + 1, length))
+        arrays |= dict(zip(names, filled, strict=True))
     return arrays
 
 

@@ -3,16 +3,16 @@
 A layout is a function of a `Layouter` and the window's number, so any process can compute it.
 """
 
-import dataclasses
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from t2t_flax.config import Data
 from t2t_flax.data.batching.packing import first_fit, order_of
+from t2t_flax.data.batching.rows import Sides
 from t2t_flax.data.batching.windows import Samples, Windows
 from t2t_flax.data.hashing import hashes, key_of, permutation
-from t2t_flax.data.stored_ids import Sentences
 from t2t_flax.data.token_store import TokenStore
 
 VERSION = 8
@@ -23,54 +23,37 @@ Cached counts of another version are not used.
 
 Size = tuple[int, int]
 """(row length, number of rows) of an update."""
-Sides = tuple[Sentences, Sentences]
-"""(source sentences, target sentences)."""
 
 
-class PairReader(Protocol):
-    """Reader of the sentences of samples.
+@dataclass(frozen=True)
+class PairReader:
+    """Reader of the sentences of a store; a subclass may draw them anew in each epoch.
 
     It is pickled and sent to processes without JAX.
-
-    Attributes:
-        store: store of the pairs.
-        draws: True if lengths change from epoch to epoch.
-        key: inputs of the ids other than the store, as JSON.
-        longest: length in tokens of the longest side that `read` may return.
     """
 
-    @property
-    def store(self) -> TokenStore: ...
+    store: TokenStore
 
     @property
-    def draws(self) -> bool: ...
+    def draws(self) -> bool:
+        """True if lengths change from epoch to epoch."""
+        return False
 
     @property
-    def key(self) -> Any: ...
+    def key(self) -> Any:
+        """Inputs of the sentences other than the store, as JSON."""
+        return None
 
     @property
-    def longest(self) -> int: ...
+    def longest(self) -> int:
+        """Tokens of the longest side that `read` may return."""
+        return self.store.longest
 
     def read(self, samples: Samples) -> Sides:
         """Return the sentences of samples, in order.
 
         A sentence depends only on its pair and its epoch.
         """
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredPairs:
-    """`PairReader` that returns the sentences of a store unchanged."""
-
-    store: TokenStore
-    draws = False
-    key = None
-
-    @property
-    def longest(self) -> int:
-        return self.store.longest
-
-    def read(self, samples: Samples) -> Sides:
         return self.store.sentences(samples.pairs)
 
 
@@ -80,23 +63,21 @@ class Layout(NamedTuple):
     A block is the smallest part of an update: one packed row, or all rows of a bucketed update.
 
     Attributes:
-        order: index of each pair among the window's samples, sorted by block, int64 [P].
-        pairs: index of each pair in the store, int64 [P].
+        samples: pairs of the window, sorted by block, [P].
         row: row of each pair within its block, int64 [P].
         starts: start of each pair in its row, on the source side and on the target side, int64 [P]
             each.
+        sides: source and target sentences of the pairs.
         ends: index in these arrays at which each block ends, int64 [blocks].
         sizes: index into `Layouter.sizes` for the update of each block, int64 [blocks].
-        sides: source and target sentences of the window's samples.
     """
 
-    order: np.ndarray
-    pairs: np.ndarray
+    samples: Samples
     row: np.ndarray
     starts: tuple[np.ndarray, np.ndarray]
+    sides: Sides
     ends: np.ndarray
     sizes: np.ndarray
-    sides: Sides
 
     @property
     def blocks(self) -> int:
@@ -119,10 +100,10 @@ class Layout(NamedTuple):
             np.arange(row, row + last - first), np.diff(self.ends[first:last], prepend=begin)
         )
         starts = (start[here] for start in self.starts)
-        return self.pairs[here], rows, *starts, *(side.at(self.order[here]) for side in self.sides)
+        return self.samples.pairs[here], rows, *starts, *(side.at(here) for side in self.sides)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Layouter:
     """Lay out windows, as a function of these fields and the window's number."""
 
@@ -152,17 +133,10 @@ class Layouter:
 
         Packed rows do not depend on the number of rows in an update.
         """
-        c = self.config
+        c, reader = self.config, self.reader
         rows = c.pack_length if self.packed else c.batch_tokens
-        return [
-            VERSION,
-            self.reader.store.digest,
-            self.seed,
-            c.batching,
-            rows,
-            self.windows.key,
-            self.reader.key,
-        ]
+        inputs = [reader.store.digest, self.seed, c.batching, rows, self.windows.key, reader.key]
+        return [VERSION, *inputs]
 
     def lay_out(self, window: int) -> Layout:
         """Return the layout of a window.
@@ -171,43 +145,50 @@ class Layouter:
         """
         samples = self.windows.samples(window)
         sides = self.reader.read(samples)
-        lengths = sides[0].lengths, sides[1].lengths
-        key = key_of(self.seed, 5, 0, window)
-        if self.packed:
-            drawn = permutation(
-                len(lengths[0]), key_of(self.seed, 4, 0, window)
-            )  # else equal windows have equal rows
-            places = first_fit(lengths[0][drawn], lengths[1][drawn], self.config.pack_length)
-            block, *starts = (x[_inverse(drawn)] for x in places)
-            row, sizes = np.zeros_like(block), np.zeros(int(block.max()) + 1, np.int64)
-        else:
-            block, row, sizes = self._buckets(np.maximum(*lengths), key)
-            starts = [np.zeros_like(block)] * 2
-        shuffled = permutation(len(sizes), key)
+        place = self._packed_rows if self.packed else self._buckets
+        block, row, starts, sizes = place(sides[0].lengths, sides[1].lengths, window)
+        shuffled = permutation(len(sizes), key_of(self.seed, 5, 0, window))
         order = order_of(_inverse(shuffled)[block])
-        ends = np.cumsum(np.bincount(block, minlength=len(sizes))[shuffled])
-        source_start, target_start = (start[order] for start in starts)
-        at = row[order], (source_start, target_start)
-        return Layout(order, samples.pairs[order], *at, ends, sizes[shuffled], sides)
+        return Layout(
+            samples.at(order),
+            row[order],
+            (starts[0][order], starts[1][order]),
+            (sides[0].at(order), sides[1].at(order)),
+            np.cumsum(np.bincount(block, minlength=len(sizes))[shuffled]),
+            sizes[shuffled],
+        )
 
-    def _buckets(self, longer: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Divide pairs into updates of similar lengths, longest first, one pair in a row.
+    def _packed_rows(self, source: np.ndarray, target: np.ndarray, window: int) -> tuple:
+        """Place pairs in packed rows, each of which is a block.
+
+        Equal windows get other rows, since the pairs are shuffled before.
 
         Returns:
-            Block of each pair, row of each pair, and index into `sizes` for each block.
+            Block of each pair, its row within the block, its two starts; index into `sizes` for
+            each block.
         """
-        order = np.argsort(-(longer + hashes(len(longer), key) / 2.0**64), kind="stable")
+        drawn = permutation(len(source), key_of(self.seed, 4, 0, window))
+        places = first_fit(source[drawn], target[drawn], self.config.pack_length)
+        block, *starts = (place[_inverse(drawn)] for place in places)
+        return block, np.zeros_like(block), starts, np.zeros(int(block.max()) + 1, np.int64)
+
+    def _buckets(self, source: np.ndarray, target: np.ndarray, window: int) -> tuple:
+        """Place pairs of about the same length in blocks, one pair a row; the longest come first.
+
+        Returns: as `_packed_rows`.
+        """
+        longer = np.maximum(source, target)
+        ties = hashes(len(longer), key_of(self.seed, 5, 0, window)) / 2.0**64
+        order = np.argsort(-(longer + ties), kind="stable")
         edges = np.array([length for length, _ in self.sizes])
         block, row = np.empty((2, len(longer)), np.int64)
         sizes: list[int] = []
-        begin = 0
-        while begin < len(order):
-            size = int(np.searchsorted(edges, longer[order[begin]]))
-            members = order[begin : begin + self.sizes[size][1]]
+        while len(order):
+            size = int(np.searchsorted(edges, longer[order[0]]))
+            members, order = np.split(order, [self.sizes[size][1]])
             block[members], row[members] = len(sizes), np.arange(len(members))
             sizes.append(size)
-            begin += len(members)
-        return block, row, np.array(sizes)
+        return block, row, [np.zeros_like(row)] * 2, np.array(sizes)
 
 
 def lay_out(layouter: Layouter, window: int) -> Layout:

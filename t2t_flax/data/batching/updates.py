@@ -2,7 +2,6 @@
 
 import bisect
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -10,12 +9,13 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property, partial
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.layouts import Layout, Layouter, PairReader, Sides, Size
+from t2t_flax.data.batching.layouts import Layout, Layouter, PairReader, Size
+from t2t_flax.data.batching.rows import HostBatch, Shape
 from t2t_flax.data.batching.windows import EpochWindows, Windows, windows_in
 from t2t_flax.data.stored_ids import joined
 from t2t_flax.data.workers import Workers
@@ -24,26 +24,7 @@ from t2t_flax.files import atomic_write
 from t2t_flax.json_file import parse_json
 
 _KEPT_EVERY = 16
-
-
-class Update(NamedTuple):
-    """Pairs of one update and their places in the rows.
-
-    Attributes:
-        epoch: epoch in which the update begins.
-        size: (row length, number of rows).
-        pairs: indices into the store, [P].
-        row: row of each pair, [P].
-        starts: start of each pair in its row, on the source side and on the target side, [P] each.
-        sides: source and target sentences of the pairs.
-    """
-
-    epoch: int
-    size: Size
-    pairs: np.ndarray
-    row: np.ndarray
-    starts: Sequence[np.ndarray]
-    sides: Sides
+"""Number of windows that are counted between two writes of their counts."""
 
 
 class Stream(Protocol):
@@ -60,11 +41,11 @@ class Stream(Protocol):
     @property
     def updates_per_epoch(self) -> int: ...
 
-    def update(self, k: int) -> Update:
-        """Return update k >= 0. Calls may come in any order."""
+    def update(self, k: int) -> HostBatch:
+        """Return update k >= 0, of one microbatch. Calls may come in any order."""
 
-    def use(self, workers: Workers[Layout] | None, ahead: int) -> None:
-        """Let `workers` lay out windows from now on, `ahead` of them in advance."""
+    def use(self, workers: Workers[Layout] | None) -> None:
+        """Let `workers` lay out windows from now on, as many in advance as there are workers."""
 
 
 class UpdateStream:
@@ -89,16 +70,9 @@ class UpdateStream:
         self._path = origin.with_name(f"{origin.name}.plan-{name}.json")
         self._ends = list(itertools.accumulate(self._kept()))
         """Total number of blocks up to the end of each window that was laid out before."""
-        self._written, self._keep_at = len(self._ends), len(self._ends) + 1
         self._lock = threading.RLock()
+        self._workers: Workers[Layout] | None = None
         self._layouts: dict[int, Callable[[], Layout]] = {}
-        self.use(None, 0)
-
-    def with_windows(self, windows: Windows) -> "UpdateStream":
-        """Return a stream of other windows, with the same sizes."""
-        stream = UpdateStream(dataclasses.replace(self.layouter, windows=windows))
-        stream.use(self._workers, self._ahead)
-        return stream
 
     @cached_property
     def updates_per_epoch(self) -> int:
@@ -108,71 +82,66 @@ class UpdateStream:
         window.
         """
         windows = self.layouter.windows.per_epoch
+        measured = 1 if self.layouter.reader.draws else windows
         with self._lock:
-            blocks = (
-                self._end(0) * windows if self.layouter.reader.draws else self._end(windows - 1)
-            )
-            if len(self._ends) > self._written:
+            known = len(self._ends)
+            blocks = self._end(measured - 1) * windows // measured
+            if len(self._ends) > known:
                 self._keep()
         return math.ceil(blocks / self.layouter.blocks_of_update)
 
-    def use(self, workers: Workers[Layout] | None, ahead: int) -> None:
-        self._workers, self._ahead = workers, ahead
+    def use(self, workers: Workers[Layout] | None) -> None:
+        self._workers = workers
         self._layouts.clear()
 
-    def update(self, k: int) -> Update:
+    def update(self, k: int) -> HostBatch:
         count, taken, parts = self.layouter.blocks_of_update, 0, []
         with self._lock:
             window, first = self.locate(k * count)
-            epoch, size = (
-                self.layouter.windows.epoch(window),
-                self.sizes[self.layout(window).sizes[first]],
-            )
+            epoch = self.layouter.windows.epoch(window)
+            size = self.sizes[self.layout(window).sizes[first]]
             while taken < count:
                 layout = self.layout(window)
                 last = min(first + count - taken, layout.blocks)
                 parts.append(layout.rows(first, last, taken))
                 taken += last - first
                 window, first = window + 1, 0
-        pairs, row, source_start, target_start, source, target = zip(*parts, strict=True)
-        starts = np.concatenate(source_start), np.concatenate(target_start)
-        return Update(
-            epoch,
-            size,
-            np.concatenate(pairs),
-            np.concatenate(row),
-            starts,
-            (joined(source), joined(target)),
-        )
+        *arrays, source, target = zip(*parts, strict=True)
+        pairs, row, source_start, target_start = map(np.concatenate, arrays)
+        sides = joined(source), joined(target)
+        return HostBatch(Shape(*size), pairs, row, (source_start, target_start), sides, epoch)
 
     def locate(self, block: int) -> tuple[int, int]:
         """Return (window, index within the window) of a block of the stream."""
         window = bisect.bisect_right(self._ends, block)
         while self._end(window) <= block:
             window += 1
-        return window, block - (self._end(window - 1) if window else 0)
+        return window, block - self._begin(window)
+
+    def _begin(self, window: int) -> int:
+        return self._ends[window - 1] if window else 0
 
     def _end(self, window: int) -> int:
         """Return the number of blocks up to the end of a window.
 
         Lays out the windows up to it that were not counted before.
         """
-        while len(self._ends) <= window:
-            self._ends.append((self._ends or [0])[-1] + self.layout(len(self._ends)).blocks)
-            if len(self._ends) >= self._keep_at:
+        while (count := len(self._ends)) <= window:
+            self._ends.append(self._begin(count) + self.layout(count).blocks)
+            if len(self._ends) % _KEPT_EVERY == 0:
                 self._keep()
         return self._ends[window]
 
     def layout(self, window: int) -> Layout:
         """Return the layout of a window, and start to lay out the next ones."""
-        near = range(window, window + 1 + self._ahead)
+        ahead = self._workers.count if self._workers else 0
+        near = range(window, window + 1 + ahead)
         self._layouts = {
             number: self._layouts.get(number) or self._start(number) for number in near
         }
         layout = self._layouts[window]()
-        if window < len(self._ends) and layout.blocks != self._ends[window] - (
-            self._ends[window - 1] if window else 0
-        ):
+        counted = window < len(self._ends)
+        if counted and layout.blocks != self._ends[window] - self._begin(window):
             raise UserError(f"{self._path} was counted on other data: delete it.")
         return layout
 
@@ -190,30 +159,22 @@ class UpdateStream:
         return []
 
     def _keep(self) -> None:
-        """Write the counts, less often as their number grows."""
-        self._written = len(self._ends)
-        self._keep_at = self._written + max(_KEPT_EVERY, self._written // 16)
+        counts = np.diff(self._ends, prepend=0).tolist()
         with contextlib.suppress(OSError):  # not writable: another account prepared it
-            atomic_write(
-                self._path, json.dumps({"blocks": np.diff(self._ends, prepend=0).tolist()})
-            )
+            atomic_write(self._path, json.dumps({"blocks": counts}))
 
 
 MakeStream = Callable[[PairReader, Data, int, Windows | None], Stream]
 """Function (reader of the training pairs, config.data, seed, windows) -> stream.
 
-Windows of None stand for `plain_windows`.
+By default, each epoch of the windows has every pair once.
 """
-
-
-def plain_windows(reader: PairReader, seed: int) -> Windows:
-    """Return windows whose epochs hold each pair once."""
-    pairs = reader.store.num_pairs
-    return EpochWindows(pairs, windows_in(pairs), seed)
 
 
 def plain_stream(
     reader: PairReader, config: Data, seed: int, windows: Windows | None = None
 ) -> UpdateStream:
     """Return the stream of a store; the default `MakeStream`."""
-    return UpdateStream(Layouter(reader, config, seed, windows or plain_windows(reader, seed)))
+    pairs = reader.store.num_pairs
+    windows = windows or EpochWindows(pairs, windows_in(pairs), seed)
+    return UpdateStream(Layouter(reader, config, seed, windows))

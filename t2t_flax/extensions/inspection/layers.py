@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from t2t_flax.data.batching.batches import Shape
+from t2t_flax.data.batching.rows import Shape
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.inspection import Inspection
 from t2t_flax.extensions.shared.recorded_gradients import Recorded, recording

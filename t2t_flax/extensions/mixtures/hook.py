@@ -68,7 +68,10 @@ class MixturesHook(DataHook):
             for (start, tokens), end in zip(sizes.items(), ends, strict=True)
         )
 
-    def explain(self):
+    def describe(self, store):
+        if store:
+            phases = mixtures(store, self._config, self._config.seed.data) or []
+            return [f"mixture from update {start:,}: {one.describe()}" for start, one in phases]
         lines = [
             f"only the first {count:,} pairs of {name}" for name, count in self._limits.items()
         ]
@@ -92,7 +95,3 @@ class MixturesHook(DataHook):
         return lines + [
             f"{tokens:,} tokens per update from update {start:,}" for start, tokens in sizes
         ]
-
-    def describe(self, corpus):
-        phases = mixtures(corpus.train, self._config, self._config.seed.data) or []
-        return [f"mixture from update {start:,}: {mixture.describe()}" for start, mixture in phases]

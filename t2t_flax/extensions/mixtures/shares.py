@@ -18,7 +18,8 @@ import numpy as np
 
 from t2t_flax.config import Config, Data
 from t2t_flax.data.batching.layouts import Layout, PairReader
-from t2t_flax.data.batching.updates import MakeStream, Stream, Update, UpdateStream
+from t2t_flax.data.batching.rows import HostBatch
+from t2t_flax.data.batching.updates import MakeStream, Stream, UpdateStream
 from t2t_flax.data.batching.windows import Samples, Windows, pairs_of_epoch, windows_in
 from t2t_flax.data.hashing import key_of
 from t2t_flax.data.token_store import TokenStore
@@ -277,19 +278,21 @@ class Phases:
         self._starts, self._phases = list(phases), list(phases.values())
         self._begun = 0
         """Phases after the first one that begin where the one before ends."""
+        self._workers: Workers[Layout] | None = None
         self.sizes = sorted({size for phase in self._phases for size in phase.sizes})
 
     @property
     def updates_per_epoch(self) -> int:
         return self._phases[0].updates_per_epoch
 
-    def update(self, k: int) -> Update:
+    def update(self, k: int) -> HostBatch:
         number = bisect.bisect_right(self._starts, k) - 1
         return self.phase(number).update(k - self._starts[number])
 
-    def use(self, workers: Workers[Layout] | None, ahead: int) -> None:
+    def use(self, workers: Workers[Layout] | None) -> None:
+        self._workers = workers
         for phase in self._phases:
-            phase.use(workers, ahead)
+            phase.use(workers)
 
     def phase(self, number: int) -> UpdateStream:
         """Return the updates of a phase."""
@@ -297,11 +300,12 @@ class Phases:
             updates = self._starts[self._begun + 1] - self._starts[self._begun]
             sources = left_after(self._phases[self._begun], updates)
             self._begun += 1
-            phase = self._phases[self._begun]
-            windows: Any = phase.layouter.windows
-            self._phases[self._begun] = phase.with_windows(
-                dataclasses.replace(windows, sources=sources)
-            )
+            layouter = self._phases[self._begun].layouter
+            mixture: Any = layouter.windows
+            windows = dataclasses.replace(mixture, sources=sources)
+            phase = UpdateStream(dataclasses.replace(layouter, windows=windows))
+            phase.use(self._workers)
+            self._phases[self._begun] = phase
         return self._phases[number]
 
 
@@ -310,7 +314,7 @@ def left_after(stream: UpdateStream, updates: int) -> tuple[SourceStream, ...]:
     mixture: Any = stream.layouter.windows
     window, block = stream.locate(updates * stream.layouter.blocks_of_update)
     layout = stream.layout(window)
-    left = mixture.samples(window).at(layout.order[layout.begin(block) :])
+    left = layout.samples.at(slice(layout.begin(block), None))
     return mixture.after(window + 1, left)
 
 

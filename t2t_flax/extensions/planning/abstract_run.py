@@ -13,7 +13,7 @@ import jax
 from jax.experimental import topologies
 
 from t2t_flax.config import Config
-from t2t_flax.data.batching.batches import Shape
+from t2t_flax.data.batching.rows import Shape
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.extensions.planning import hlo, traffic

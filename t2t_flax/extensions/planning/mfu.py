@@ -5,7 +5,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from t2t_flax.data.batching.batches import HostBatch
+from t2t_flax.data.batching.rows import HostBatch
 from t2t_flax.extensions.planning.chips import data_sheet_peak
 from t2t_flax.training.flops import Products, padded_tokens, real_tokens, training_products
 from t2t_flax.training.hooks import Hook

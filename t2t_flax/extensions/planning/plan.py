@@ -7,8 +7,8 @@ import dataclasses
 from typing import Any
 
 from t2t_flax.config import Config
-from t2t_flax.data.batching.batches import Shape, shape_of
 from t2t_flax.data.batching.layouts import bucket_edges
+from t2t_flax.data.batching.rows import Shape, shape_of
 from t2t_flax.extensions.planning.abstract_run import abstract_run, compile_train_step
 from t2t_flax.extensions.planning.chips import HOP_SECONDS
 from t2t_flax.extensions.planning.topology import Topology

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from t2t_flax.config import Config, Data
-from t2t_flax.data.batching.layouts import Layout, Layouter, PairReader, Sides, Size, bucket_edges
+from t2t_flax.data.batching.layouts import Layout, Layouter, PairReader, Size, bucket_edges
+from t2t_flax.data.batching.rows import Sides
 from t2t_flax.data.batching.updates import MakeStream, UpdateStream
 from t2t_flax.data.batching.windows import WINDOW_PAIRS, EpochWindows, Samples, Windows
 from t2t_flax.data.hashing import key_of, permutation
@@ -95,7 +96,12 @@ class PaddedLayouter(Layouter):
         ends = np.cumsum([len(update.pairs) for update in updates])
         sizes = np.array([smallest_fitting(self.closed, update.needed) for update in updates])
         return Layout(
-            order, samples.pairs[order], row, (source_start, target_start), ends, sizes, sides
+            samples.at(order),
+            row,
+            (source_start, target_start),
+            (sides[0].at(order), sides[1].at(order)),
+            ends,
+            sizes,
         )
 
     def with_sizes(self) -> "PaddedLayouter":
@@ -315,7 +321,7 @@ class PaddedBatches(DataHook):
     def stream(self, make: MakeStream) -> MakeStream:
         return padded_stream(self._groups)
 
-    def explain(self):
+    def describe(self, store):
         return [
             f"instead of full rows: {self._groups} groups of at most"
             f" {self._tokens // self._groups:,} tokens with padding"

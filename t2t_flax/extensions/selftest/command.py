@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
 
 
 def _test(config: Config, supervisor: RunSupervisor) -> None:
-    from t2t_flax.data.batching.batches import shape_of
+    from t2t_flax.data.batching.rows import shape_of
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.extensions.selftest.run import run_test
     from t2t_flax.training.precision import compute_dtype

@@ -15,7 +15,7 @@ import numpy as np
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS
-from t2t_flax.data.batching.batches import Shape
+from t2t_flax.data.batching.rows import Shape
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.matrices import matrix_axes_of

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.data.batching.batches import Shape
+from t2t_flax.data.batching.rows import Shape
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.selftest.comparison import (

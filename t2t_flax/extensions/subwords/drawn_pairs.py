@@ -10,10 +10,10 @@ import numpy as np
 
 from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS
+from t2t_flax.data.batching.layouts import PairReader
 from t2t_flax.data.batching.windows import Samples
 from t2t_flax.data.hashing import key_of, keys_of
 from t2t_flax.data.stored_ids import Sentences, positions
-from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, split_symbols
 from t2t_flax.extensions.subwords.samplers import SAMPLERS, Sampler
 
@@ -28,28 +28,28 @@ def sampler(kind: str, tokenizer: Tokenizer, strength: float) -> Sampler:
 
 
 @dataclasses.dataclass(frozen=True)
-class DrawnPairs:
+class DrawnPairs(PairReader):
     """Reader that draws the ids of pairs of a store that keeps its texts.
 
-    It is a `data.batching.layouts.PairReader`. A pair that gets too long keeps the ids of the
-    store.
+    A pair that gets too long keeps the ids of the store.
 
     Args:
         kind: a key of config.subwords.
         strength: its value.
     """
 
-    store: TokenStore
     tokenizers: TokenizerPair
     config: Data
     seed: int
     kind: str
     strength: float
-    draws = True
+
+    @property
+    def draws(self) -> bool:
+        return True
 
     @property
     def key(self) -> list[Any]:
-        """Further inputs of the ids, as JSON."""
         return [self.seed, self.most, self.kind, self.strength]
 
     @property

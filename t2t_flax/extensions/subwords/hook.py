@@ -25,7 +25,7 @@ class SubwordsHook(DataHook):
             store, tokenizers, config.data, config.seed.data, self._kind, self._strength
         )
 
-    def explain(self):
+    def describe(self, store):
         return [
             f"{_NAMES[self._kind]} {self._strength:g}: each pass draws another segmentation of"
             " every pair"

@@ -10,7 +10,7 @@ from helpers.configs import VOCAB, devices_mesh, small_config
 from helpers.matrix_products import matrix_products
 from helpers.refusals import assert_names, refused, refused_command
 
-from t2t_flax.data.batching.batches import shape_of
+from t2t_flax.data.batching.rows import shape_of
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.finetuning import FineTuning
 from t2t_flax.extensions.kernels import splash

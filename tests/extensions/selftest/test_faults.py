@@ -14,7 +14,7 @@ from helpers.configs import devices_mesh, small_config
 from helpers.refusals import assert_names, refused
 from jax.sharding import PartitionSpec
 
-from t2t_flax.data.batching.batches import Shape
+from t2t_flax.data.batching.rows import Shape
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.selftest import device, probe, programs, reference
 from t2t_flax.extensions.selftest.run import Report, run_test

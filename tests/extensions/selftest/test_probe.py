@@ -3,7 +3,7 @@
 import pytest
 from helpers.configs import devices_mesh, small_config
 
-from t2t_flax.data.batching.batches import Shape
+from t2t_flax.data.batching.rows import Shape
 from t2t_flax.extensions.selftest import probe
 
 
