@@ -5,6 +5,7 @@ A record has everything that led to the scores. It is identified by its checkpoi
 names, so none overwrites another. Repeating an evaluation writes to the same name.
 """
 
+import collections
 import contextlib
 import hashlib
 import importlib.metadata
@@ -12,7 +13,7 @@ import itertools
 import json
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -25,9 +26,9 @@ from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import keys_that_change
 from t2t_flax.data.dataset import split_source, split_store
 from t2t_flax.data.hooks import data_hooks
-from t2t_flax.data.sources import has_text
+from t2t_flax.data.sources import Source, has_text
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.decoding.translator import Translator
+from t2t_flax.decoding.translator import Translation, Translator
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.mesh import Params
 from t2t_flax.distributed.supervisor import RunSupervisor
@@ -83,78 +84,61 @@ def evaluate(
         (record, list of (source, first reference, hypothesis)).
     """
     loaded = loaded.for_set(split)
-    task, decoder = task_of(loaded.config), loaded.decoder
+    task = task_of(loaded.config)
     source = split_source(task, split)
     store = split_store(task, loaded.workdir, split, loaded.tokenizers, group=group)
     # Compiled first: a program that does not fit in memory is reported before anything is decoded.
     loss = ValidationLoss(loaded.config, loaded.model, loaded.mesh, loaded.params, store, split)
     start = time.perf_counter()
-    pairs = list(source.pairs())
-    translations = loaded.translate([source for source, _ in pairs], progress=progress)
+    sources = [text for text, _ in source.pairs()]
+    translations = loaded.translate(sources, progress=progress)
     decode_seconds = time.perf_counter() - start
-    sources = [source for source, _ in pairs]
     outputs, targets = [t.text for t in translations], list(zip(*source.references(), strict=True))
-    not_scored = {str(n): row for n, row in enumerate(source.rows(), 1) if isinstance(row, str)}
     nll = loss(loaded.params)["nll"]
     predictions = task.predictions(_sentences(loaded.tokenizers, sources), outputs, targets)
     hypotheses, references = predictions.hypotheses, predictions.references
     samples = loaded.config.eval.bootstrap_samples
     scores = compute_scores(loaded.config, task.metrics, predictions, samples=samples, group=group)
-    digest = source.fingerprint()
-    name, identity = record_name(loaded, split, digest)
+    data: Record = {
+        "corpus": loaded.config.data.corpus,
+        "spec": source.spec,
+        "digest": source.fingerprint(),
+        "sentences": len(sources),
+    }
+    if not_scored := {str(n): x for n, x in enumerate(source.rows(), 1) if isinstance(x, str)}:
+        data["not_scored"] = not_scored
+    for hook in data_hooks(loaded.config):
+        data |= hook.record(split)
+    name, identity = record_name(loaded, split, data["digest"])
     texts = {f"{name}.hyp.txt": _lines(hypotheses)}
     texts |= {
         f"{name}.ref{n if n > 1 else ''}.txt": _lines(lines)
         for n, lines in enumerate(references, 1)
     }
-    files, digests = (
-        list(texts),
-        [hashlib.sha256(text.encode()).hexdigest() for text in texts.values()],
-    )
+    hypotheses_file, *reference_files = texts
     record = {
         "record_version": RECORD_VERSION,
         "identity": identity,
         "split": split,
-        "data": {
-            "corpus": loaded.config.data.corpus,
-            "spec": source.spec,
-            "digest": digest,
-            "sentences": len(pairs),
-            **({"not_scored": not_scored} if not_scored else {}),
-            **{k: v for hook in data_hooks(loaded.config) for k, v in hook.record(split).items()},
-        },
+        "data": data,
         "scores": scores | {"nll": nll, "perplexity": perplexity(nll)},
-        "counts": {
-            "sentences": len(pairs),
-            "source_cut": sum(t.source_cut for t in translations),
-            "hit_max_length": sum(t.hit_cap for t in translations),
-            **{reason: list(not_scored.values()).count(reason) for reason in source.reasons},
-            "empty_references": sum(not has_text(t) for side in targets for t in side),
-            "unknown_target_tokens": sum(
-                loaded.tokenizers.target.encode_text(t).count(UNK) for side in targets for t in side
-            ),
-            "changed_targets": sum(
-                map(loaded.tokenizers.target.changes, itertools.chain(*targets))
-            ),
-        },
+        "counts": _counts(loaded, data, source, translations, targets),
         "checkpoint": _checkpoint(loaded, why),
         "config_changes": list(loaded.checkpoint.config_changes),
-        "hypotheses": files[0],
-        "references": _one_or_all(files[1:]),
+        "hypotheses": hypotheses_file,
+        "references": _one_or_all(reference_files),
         "parameters": (
             sum(model["parameters"] for model in loaded.models)
             or count_params(loaded.params, loaded.config, *loaded.tokenizers.vocab_sizes)
         ),
-        "digests": {
-            "config": hashlib.sha256(config_lib.to_json(loaded.config).encode()).hexdigest(),
-            "tokenizer": loaded.tokenizers.digest,
-            "code": source_digest(),
-            "hypotheses": digests[0],
-            "references": _one_or_all(digests[1:]),
-        },
+        "digests": _digests(loaded, texts),
         "config": json.loads(config_lib.to_json(loaded.config)),
         "versions": versions(),
-        "engine": {"name": decoder.name, "version": decoder.version, "type": decoder.dtype},
+        "engine": {
+            "name": loaded.decoder.name,
+            "version": loaded.decoder.version,
+            "type": loaded.decoder.dtype,
+        },
         "hardware": {"device": jax.devices()[0].device_kind, "devices": jax.device_count()},
         "seconds": {
             "decode": round(decode_seconds, 3),
@@ -167,6 +151,39 @@ def evaluate(
             atomic_write(folder / file, text)
         write_record(folder / f"{name}.json", record)
     return record, list(zip(sources, references[0], hypotheses, strict=True))
+
+
+def _counts(
+    loaded: TrainedModel,
+    data: Record,
+    source: Source,
+    translations: Sequence[Translation],
+    targets: Sequence[Sequence[str]],
+) -> dict[str, int]:
+    """Count sentences with problems; `summary` names the counts that are not 0."""
+    tokenizer, references = loaded.tokenizers.target, list(itertools.chain(*targets))
+    not_scored = collections.Counter(data.get("not_scored", {}).values())
+    return {
+        "sentences": len(translations),
+        "source_cut": sum(t.source_cut for t in translations),
+        "hit_max_length": sum(t.hit_cap for t in translations),
+        **{reason: not_scored[reason] for reason in source.reasons},
+        "empty_references": sum(not has_text(t) for t in references),
+        "unknown_target_tokens": sum(tokenizer.encode_text(t).count(UNK) for t in references),
+        "changed_targets": sum(map(tokenizer.changes, references)),
+    }
+
+
+def _digests(loaded: TrainedModel, texts: Mapping[str, str]) -> Record:
+    """Return digests of the inputs, and of the files with hypotheses and references."""
+    hypotheses, *references = [hashlib.sha256(x.encode()).hexdigest() for x in texts.values()]
+    return {
+        "config": hashlib.sha256(config_lib.to_json(loaded.config).encode()).hexdigest(),
+        "tokenizer": loaded.tokenizers.digest,
+        "code": source_digest(),
+        "hypotheses": hypotheses,
+        "references": _one_or_all(references),
+    }
 
 
 def compute_scores(
