@@ -47,7 +47,7 @@ PLACES = {
     "decoding": "t2t_flax.decoding.translator:Translator.translate",
     "saving": "t2t_flax.training.checkpoints:Checkpoints.save",
     "renaming a checkpoint": "t2t_flax.training.checkpoints:Checkpoints._flush",
-    "deleting a checkpoint": "t2t_flax.training.checkpoints:delete_checkpoint",
+    "deleting a checkpoint": "t2t_flax.training.checkpoints:mark_unfinished",
     "adding an evaluation": "t2t_flax.training.checkpoints:Checkpoints.add_evaluation",
     "final evaluation": "t2t_flax.evaluation.sets:finish",
     "writing a record": "t2t_flax.evaluation.evaluate:write_record",

@@ -6,7 +6,6 @@ import itertools
 import logging
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +14,10 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.config.overrides import recorded_changes, stored_config
 from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.mesh import Params
 from t2t_flax.errors import UserError
 from t2t_flax.model_forms import StoredModel, open_model
-from t2t_flax.training.checkpoints import Checkpoints, DamagedCheckpoint, is_scheduled
+from t2t_flax.training.checkpoints import Checkpoints, DamagedCheckpoint, Meta, is_scheduled
 from t2t_flax.training.parametrization import merged, parametrization_of
 
 log = logging.getLogger("t2t_flax")
@@ -59,10 +59,10 @@ class RestoredParams:
         dtype: dtype to which the parameters were rounded when they were stored.
     """
 
-    params: Any
+    params: Params
     steps: tuple[int, ...]
     metric: float | None = None
-    config_changes: tuple[dict[str, Any], ...] = ()
+    config_changes: tuple[Meta, ...] = ()
     dtype: str = "float32"
 
 
@@ -70,7 +70,7 @@ def restore_chosen(
     workdir: epath.Path,
     config: Config,
     choice: CheckpointChoice,
-    abstract: Any,
+    abstract: Params,
     tokenizer: str,
     group: ProcessGroup | None,
 ) -> Iterator[RestoredParams]:
@@ -117,8 +117,8 @@ def restore_chosen(
 
 
 def restore_params(
-    checkpoints: Checkpoints, step: int, abstract: Any, item: str = "params"
-) -> tuple[Any, dict[str, Any]]:
+    checkpoints: Checkpoints, step: int, abstract: Params, item: str = "params"
+) -> tuple[Params, Meta]:
     """Restore the model's parameters onto the shardings of `abstract`.
 
     Args:
@@ -218,7 +218,11 @@ def _last_regular(
 
 
 def _only_part(
-    workdir: epath.Path, model: StoredModel, choice: CheckpointChoice, abstract: Any, tokenizer: str
+    workdir: epath.Path,
+    model: StoredModel,
+    choice: CheckpointChoice,
+    abstract: Params,
+    tokenizer: str,
 ) -> RestoredParams:
     """Return the parameters of a model that is stored without its run.
 

@@ -21,7 +21,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.config.overrides import check_same_model, stored_config
 from t2t_flax.distributed.coordination import ProcessGroup, appears, broken_connection
+from t2t_flax.distributed.mesh import PyTree
 from t2t_flax.distributed.signals import report_progress
 from t2t_flax.errors import WRITE_HINT, UserError, first_line
 from t2t_flax.files import (
@@ -46,13 +47,15 @@ from t2t_flax.files import (
 )
 from t2t_flax.json_file import parse_json
 from t2t_flax.training.checksums import array_shapes, checksums, shape_differences
+from t2t_flax.training.parts import TrainState
 from t2t_flax.version import __version__
 
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
 
-    from t2t_flax.training.parts import TrainState
-
+Meta: TypeAlias = dict[str, Any]
+"""Metadata of a checkpoint, as JSON."""
+_T = TypeVar("_T")
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
 """File that marks a workdir in which a checkpoint was once finished."""
@@ -64,6 +67,66 @@ _OTHER = (jax.errors.JaxRuntimeError, MemoryError, ImportError, NotImplementedEr
 """Errors that never mean damage."""
 _PARSING = (ValueError, LookupError, EOFError, TypeError, AttributeError, zlib.error)
 """Errors that parsers raise for damaged files."""
+
+
+# Schedule and retention
+
+
+def is_scheduled(config: Config, updates_per_epoch: int, step: int) -> bool:
+    """Return whether config.checkpoint asks for a checkpoint after update `step`."""
+    c = config.checkpoint
+    intervals = (c.every_steps, c.every_epochs * updates_per_epoch)
+    return step > 0 and any(every and step % every == 0 for every in intervals)
+
+
+class StoredStep(NamedTuple):
+    """Facts about a stored checkpoint that decide whether it is kept.
+
+    Attributes:
+        scheduled: by the config in the checkpoint itself. A run that resumes with another interval
+            therefore does not delete all older checkpoints at once. None if the metadata is
+            unreadable.
+        metric: eval.metric, higher is better; None if it was measured on other data than the
+            newest metric.
+    """
+
+    scheduled: bool | None
+    metric: float | None
+
+
+def kept_steps(stored: Mapping[int, StoredStep], last: int, best: int) -> set[int]:
+    """Return the steps to keep.
+
+    They are the newest checkpoint, the `last` newest scheduled ones, and the `best` ones by metric.
+    Of two equal metrics the earlier one is better. Checkpoints with unreadable metadata are kept
+    and not counted. The result does not depend on earlier deletions, so it may be applied at any
+    time.
+    """
+    steps = sorted(stored)
+    scheduled = [step for step in steps if stored[step].scheduled]
+    unknown = [step for step in steps if stored[step].scheduled is None]
+    metrics = {step: x.metric for step, x in stored.items() if x.metric is not None}
+    by_metric = sorted(metrics, key=lambda step: (-metrics[step], step))
+    return {*scheduled[-last:], *unknown, *by_metric[:best], *steps[-1:]}
+
+
+def stored_steps(folder: epath.Path) -> dict[int, StoredStep]:
+    """Return the finished checkpoints in a folder by step."""
+    stored: dict[int, StoredStep] = {}
+    measured_on: str | None = None
+    for step in reversed(finished_steps(folder)):
+        try:
+            meta = read_meta(folder / str(step))
+            scheduled = not meta.get("params_only") and is_scheduled(
+                stored_config(meta), meta["updates_per_epoch"], meta["step"]
+            )
+            metric, data = meta.get("metric"), meta.get("progress", {}).get("metric_digest")
+            if metric is not None and measured_on is None:
+                measured_on = data
+            stored[step] = StoredStep(scheduled, metric if data == measured_on else None)
+        except Exception:  # noqa: BLE001 - whatever the damage, this checkpoint is not deleted
+            stored[step] = StoredStep(None, None)
+    return stored
 
 
 class DamagedCheckpoint(UserError):
@@ -105,11 +168,9 @@ class Checkpoints:
         self._list()
 
     def _list(self) -> None:
-        """List the folder in process 0, and send the steps to all processes."""
-        listed = finished_steps(self.folder) if self.group.is_lead else []
-        self._steps = json.loads(
-            self.group.broadcast("the list of checkpoints", json.dumps(listed))
-        )
+        """Send the steps in the folder, as process 0 lists them, to all processes."""
+        listed = json.dumps(finished_steps(self.folder) if self.group.is_lead else [])
+        self._steps = json.loads(self.group.broadcast("the list of checkpoints", listed))
         for step in self._steps if self.group.count > 1 else ():
             if not appears(self.folder / str(step)):
                 raise UserError(
@@ -131,16 +192,14 @@ class Checkpoints:
 
         Higher is better.
         """
-        facts = scheduled_and_metric(self.folder) if self.group.is_lead else {}
-        known = {step: metric for step, (_, metric) in facts.items() if metric is not None}
+        stored = stored_steps(self.folder) if self.group.is_lead else {}
+        known = {step: x.metric for step, x in stored.items() if x.metric is not None}
         message = self.group.broadcast("the metrics of the checkpoints", json.dumps(known))
         return {int(step): metric for step, metric in json.loads(message).items()}
 
     # Saving
 
-    def save(
-        self, state: "TrainState", meta: Mapping[str, Any], metric: float | None = None
-    ) -> None:
+    def save(self, state: TrainState, meta: Meta, metric: float | None = None) -> None:
         """Copy the trees of `state` that are not None, and write them in the background.
 
         Waits for the previous save. Raises UserError if either save fails for lack of space.
@@ -153,13 +212,14 @@ class Checkpoints:
 
         step = int(meta["step"])
         trees = {name: tree for name in _ITEMS if (tree := getattr(state, name)) is not None}
-        meta = dict(meta) | {
+        meta = meta | {
             "version": __version__,
             "arrays": {name: array_shapes(tree) for name, tree in trees.items()},
             "checksums": {name: checksums(tree) for name, tree in trees.items()},
         }
-        meta |= {} if metric is None else {"metric": metric}
-        items: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
+        if metric is not None:
+            meta["metric"] = metric
+        items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         self.wait()
         # Orbax's own barriers wait five minutes; process 0 may still be deleting old checkpoints.
         self.group.barrier("the save before has ended", 3600.0)
@@ -176,21 +236,20 @@ class Checkpoints:
 
         # With active_processes Orbax synchronizes through the coordinator. Otherwise it would
         # compile a collective.
-        processes = ocp.options.MultiprocessingOptions(
-            active_processes=set(range(self.group.count))
+        all_processes = set(range(self.group.count))
+        of_all = dict(
+            multiprocessing_options=ocp.options.MultiprocessingOptions(
+                active_processes=all_processes
+            )
         )
+        arrays = {name: ocp.StandardCheckpointHandler(**of_all) for name in _ITEMS}
         handler = ocp.CompositeCheckpointHandler(
-            composite_options=ocp.CompositeOptions(multiprocessing_options=processes),
-            meta=ocp.JsonCheckpointHandler(multiprocessing_options=processes),
-            **{
-                name: ocp.StandardCheckpointHandler(multiprocessing_options=processes)
-                for name in _ITEMS
-            },
+            composite_options=ocp.CompositeOptions(**of_all),
+            meta=ocp.JsonCheckpointHandler(**of_all),
+            **arrays,
         )
         options = ocp.AsyncOptions(timeout_secs=3600, post_finalization_callback=self._flush)
-        return ocp.AsyncCheckpointer(
-            handler, async_options=options, multiprocessing_options=processes
-        )
+        return ocp.AsyncCheckpointer(handler, async_options=options, **of_all)
 
     def _flush(self) -> None:
         """Sync the unfinished checkpoint to disk, before Orbax renames it to its step."""
@@ -232,7 +291,7 @@ class Checkpoints:
         if self._writer:
             self._writer.close()
 
-    def add_evaluation(self, step: int, progress: dict[str, Any], metric: float | None) -> None:
+    def add_evaluation(self, step: int, progress: Meta, metric: float | None) -> None:
         """Add an evaluation to a checkpoint that was saved before it.
 
         The checkpoint then equals one that was saved after the evaluation.
@@ -244,8 +303,9 @@ class Checkpoints:
         self.wait()
         if self.group.is_lead:
             meta = read_meta(self.folder / str(step))
-            meta |= {"progress": meta["progress"] | progress}
-            meta |= {} if metric is None else {"metric": metric}
+            meta["progress"] |= progress
+            if metric is not None:
+                meta["metric"] = metric
             # Not through Orbax: it cannot change a checkpoint once it is written.
             with reporting_full_disk(self.folder):
                 write_meta(self.folder / str(step), meta)
@@ -262,30 +322,28 @@ class Checkpoints:
         if steps and not (self.workdir / TRAINED).exists():
             atomic_write(self.workdir / TRAINED, json.dumps({"trained": True}) + "\n")
         if len(steps) > 1:
-            facts = scheduled_and_metric(self.folder)
-            for step in set(facts) - kept_steps(facts, self._keep_last, self._keep_best):
-                delete_checkpoint(self.folder / str(step))
-                self._steps = [other for other in self._steps if other != step]
+            stored = stored_steps(self.folder)
+            old = stored.keys() - kept_steps(stored, self._keep_last, self._keep_best)
+            for step in old:
+                mark_unfinished(self.folder / str(step))
+            self._steps = [step for step in self._steps if step not in old]
+            with contextlib.suppress(OSError):  # another host reads it: `clean_up` tries again
+                delete_unfinished(self.folder)
 
     def clean_up(self) -> None:
         """Remove the leftovers of killed saves and deletions.
 
         The caller holds the lock of the workdir.
         """
-        names = list_names(self.folder) if self.group.is_lead else []
-        unfinished = [
-            name for name in names if name.isdigit() and not is_finished(self.folder / name)
-        ]
-        half = rf"\d+{re.escape(_UNFINISHED)}(-\d+|-deleted)?"
-        if names:
-            _delete_patiently(self.folder, "|".join([half, *unfinished]))
+        if self.group.is_lead:
+            delete_unfinished(self.folder, patience=60.0)
         self.group.barrier("unfinished checkpoints are removed", self.group.MINUTES)
 
     # Restoring
 
     def restore_latest(
-        self, abstract: "TrainState", config: Config, digests: Mapping[str, str] | None = None
-    ) -> tuple["TrainState", dict[str, Any]] | None:
+        self, abstract: TrainState, config: Config, digests: Mapping[str, str] | None = None
+    ) -> tuple[TrainState, Meta] | None:
         """Restore the newest intact checkpoint.
 
         Newer damaged checkpoints are renamed to STEP.damaged-TIME. Errors of a device, disk or
@@ -316,9 +374,7 @@ class Checkpoints:
                 self._set_aside(damaged)
             return restored
         if damaged:
-            reasons = "\n".join(
-                f"  {self.folder / str(step)}: {why}" for step, why in damaged.items()
-            )
+            reasons = "\n".join(f"  {self.folder / str(n)}: {why}" for n, why in damaged.items())
             raise UserError(
                 f"all checkpoints in {self.folder} are damaged; they are left where they"
                 f" are:\n{reasons}\nRestore one from a backup, or use another workdir."
@@ -336,8 +392,8 @@ class Checkpoints:
         self._list()
 
     def _restore(
-        self, abstract: "TrainState", config: Config, digests: Mapping[str, str], step: int
-    ) -> tuple["TrainState", dict[str, Any]]:
+        self, abstract: TrainState, config: Config, digests: Mapping[str, str], step: int
+    ) -> tuple[TrainState, Meta]:
         meta = self.meta(step)
         if meta.get("params_only"):
             raise UserError(
@@ -357,7 +413,7 @@ class Checkpoints:
         counter = jax.device_put(jnp.int32(step), abstract.step.sharding)
         return dataclasses.replace(abstract, step=counter, **self.read(step, meta, trees)), meta
 
-    def meta(self, step: int) -> dict[str, Any]:
+    def meta(self, step: int) -> Meta:
         """Return the metadata of a step.
 
         Raises DamagedCheckpoint on all processes if one of them cannot read it.
@@ -370,9 +426,7 @@ class Checkpoints:
             )
         return meta
 
-    def read(
-        self, step: int, meta: Mapping[str, Any], abstract: Mapping[str, Any]
-    ) -> dict[str, Any]:
+    def read(self, step: int, meta: Meta, abstract: Mapping[str, PyTree]) -> dict[str, PyTree]:
         """Read items of a checkpoint and compare their checksums.
 
         Args:
@@ -397,17 +451,13 @@ class Checkpoints:
         # Not through Orbax's Checkpointer: its barrier would wait for a process whose read failed.
         handler, path = ocp.StandardCheckpointHandler(), self.folder / str(step)
 
-        def read_all() -> dict[str, Any]:
-            restore = ocp.args.StandardRestore
-            return {
-                name: handler.restore(path / name, args=restore(tree))
-                for name, tree in abstract.items()
-            }
+        def restore(name: str) -> PyTree:
+            return handler.restore(path / name, args=ocp.args.StandardRestore(abstract[name]))
 
         # All processes take part in the checksum of a distributed array, so all must have read
         # their part. A failed read of Orbax prints tracebacks of its other reads: silence them.
         before, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
-        trees = self._together(step, read_all)
+        trees = self._together(step, lambda: {name: restore(name) for name in abstract})
         sys.unraisablehook = before  # not reset after a failure: later tracebacks stay silent
         for name, tree in trees.items():
             actual, saved = checksums(tree), meta["checksums"][name]
@@ -417,12 +467,13 @@ class Checkpoints:
                 raise DamagedCheckpoint(path, reason)
         return trees
 
-    def _together(self, step: int, read: Callable[[], Any]) -> Any:
+    def _together(self, step: int, read: Callable[[], _T]) -> _T:
         """Return `read()`. If one process finds damage, all raise DamagedCheckpoint.
 
         Other errors are raised only where they occur.
         """
-        result, damage = None, ""
+        result: _T | None = None
+        damage = ""
         try:
             result = read()
         except Exception as error:
@@ -432,6 +483,7 @@ class Checkpoints:
         for reported in self.group.all_gather(f"checkpoint {step}", damage):
             if reported:
                 raise DamagedCheckpoint(self.folder / str(step), reported)
+        assert result is not None
         return result
 
 
@@ -473,28 +525,25 @@ def is_damage(error: BaseException | None) -> bool:
 # Metadata and folders
 
 
-def with_digest(meta: dict[str, Any]) -> dict[str, Any]:
+def with_digest(meta: Meta) -> Meta:
     """Return `meta` with a digest of itself, so that any later change is detected."""
     text = json.dumps(json.loads(json.dumps(meta)), sort_keys=True)
     return meta | {"digest": hashlib.sha256(text.encode()).hexdigest()}
 
 
-def write_meta(checkpoint: epath.Path, meta: dict[str, Any]) -> None:
+def write_meta(checkpoint: epath.Path, meta: Meta) -> None:
     """Replace the metadata of a checkpoint."""
     atomic_write(checkpoint / "meta" / "metadata", json.dumps(with_digest(meta)))
 
 
-def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
+def read_meta(checkpoint: epath.Path) -> Meta:
     """Return the metadata without its digest.
 
     Raises OSError, or ValueError if the metadata changed since the save.
     """
     stored = parse_json((checkpoint / "meta" / "metadata").read_text())
-    meta = (
-        {key: value for key, value in stored.items() if key != "digest"}
-        if isinstance(stored, dict)
-        else {}
-    )
+    meta = dict(stored) if isinstance(stored, dict) else {}
+    meta.pop("digest", None)
     if not meta or with_digest(meta) != stored:
         raise ValueError("meta/metadata is not what was saved")
     return meta
@@ -514,78 +563,25 @@ def is_finished(checkpoint: epath.Path) -> bool:
     return True
 
 
-def _delete_patiently(folder: epath.Path, names: str) -> None:
-    """Call `files.delete`, and try again for up to a minute.
+@dispatch_by_storage
+def mark_unfinished(checkpoint: epath.Path) -> None:
+    """Mark a checkpoint for `delete_unfinished`; a kill leaves no half of it under its step."""
+    checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}{_UNFINISHED}-deleted"))
 
-    Threads of a failed save may still write arrays.
+
+def delete_unfinished(folder: epath.Path, patience: float = 0.0) -> None:
+    """Delete unfinished saves and deletions.
+
+    Args:
+        patience: seconds to try again. Threads of a failed save may still write arrays.
     """
-    deadline = time.monotonic() + 60
+    names = [n for n in list_names(folder) if n.isdigit() and not is_finished(folder / n)]
+    pattern = "|".join([rf"\d+{re.escape(_UNFINISHED)}(-\d+|-deleted)?", *names])
+    deadline = time.monotonic() + patience
     while True:
         try:
-            return delete(folder, names)
+            return delete(folder, pattern)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-
-
-@dispatch_by_storage
-def delete_checkpoint(checkpoint: epath.Path) -> None:
-    """Delete a checkpoint; a kill leaves no half of it under its step."""
-    half = checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}{_UNFINISHED}-deleted"))
-    with contextlib.suppress(OSError):  # another host still reads it: `clean_up` removes the rest
-        delete(half.parent, re.escape(half.name))
-
-
-# Schedule and retention
-
-
-def is_scheduled(config: Config, updates_per_epoch: int, step: int) -> bool:
-    """Return whether config.checkpoint asks for a checkpoint after update `step`."""
-    c = config.checkpoint
-    intervals = (c.every_steps, c.every_epochs * updates_per_epoch)
-    return step > 0 and any(every and step % every == 0 for every in intervals)
-
-
-def kept_steps(
-    facts: Mapping[int, tuple[bool | None, float | None]], last: int, best: int
-) -> set[int]:
-    """Return the steps to keep.
-
-    They are the newest checkpoint, the `last` newest scheduled ones, and the `best` ones by metric.
-    Of two equal metrics the earlier one is better. Checkpoints with unreadable metadata are kept
-    and not counted. The result does not depend on earlier deletions, so it may be applied at any
-    time.
-
-    Args:
-        facts: result of `scheduled_and_metric`.
-    """
-    steps = sorted(facts)
-    scheduled = [step for step in steps if facts[step][0]]
-    unknown = [step for step in steps if facts[step][0] is None]
-    measured = sorted((-metric, step) for step in steps if (metric := facts[step][1]) is not None)
-    return {*scheduled[-last:], *unknown, *(step for _, step in measured[:best]), *steps[-1:]}
-
-
-def scheduled_and_metric(folder: epath.Path) -> dict[int, tuple[bool | None, float | None]]:
-    """Return {step: (scheduled, metric)}; (None, None) for unreadable metadata.
-
-    `scheduled` follows the config in the checkpoint itself. A run that resumes with another
-    interval therefore does not delete all older checkpoints at once. A metric counts only if it was
-    measured on the same data as the newest metric.
-    """
-    facts: dict[int, tuple[bool | None, float | None]] = {}
-    measured_on: str | None = None
-    for step in reversed(finished_steps(folder)):
-        try:
-            meta = read_meta(folder / str(step))
-            scheduled = not meta.get("params_only") and is_scheduled(
-                stored_config(meta), meta["updates_per_epoch"], meta["step"]
-            )
-            metric, data = meta.get("metric"), meta.get("progress", {}).get("metric_digest")
-            if metric is not None and measured_on is None:
-                measured_on = data
-            facts[step] = scheduled, metric if data == measured_on else None
-        except Exception:  # noqa: BLE001 - whatever the damage, this checkpoint is not deleted
-            facts[step] = None, None
-    return facts

@@ -3,14 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.config.overrides import changes_of_training, stored_config
 from t2t_flax.errors import NonFiniteUpdate
 from t2t_flax.tasks import lower_is_better
-from t2t_flax.training.checkpoints import Checkpoints, is_scheduled
+from t2t_flax.training.checkpoints import Checkpoints, Meta, is_scheduled
 from t2t_flax.training.parts import TrainingSetup, TrainProgress, TrainState
 from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.train_state import init_state
@@ -56,7 +56,7 @@ def restore_or_init(
     return state, TrainProgress(metric_digest=setup.metric_digest, evaluation_due=bool(start))
 
 
-def checkpoint_meta(setup: TrainingSetup, progress: TrainProgress) -> dict[str, Any]:
+def checkpoint_meta(setup: TrainingSetup, progress: TrainProgress) -> Meta:
     """Return the metadata of a checkpoint for `restore_or_init`."""
     return {
         "step": progress.step,

@@ -26,7 +26,13 @@ from t2t_flax import config as config_lib
 from t2t_flax.config.schema import Checkpoint
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.training.checkpoint_selection import restore_params
-from t2t_flax.training.checkpoints import Checkpoints, DamagedCheckpoint, is_damage, kept_steps
+from t2t_flax.training.checkpoints import (
+    Checkpoints,
+    DamagedCheckpoint,
+    StoredStep,
+    is_damage,
+    kept_steps,
+)
 from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.train_state import abstract_state
 
@@ -337,7 +343,8 @@ def test_retention_keeps_newest_scheduled_and_best(about, last, best):
     regular = [step for step, (scheduled, _) in facts.items() if scheduled]
     unknown = {step for step, (scheduled, _) in facts.items() if scheduled is None}
     measured = sorted((-metric, step) for step, (_, metric) in facts.items() if metric is not None)
-    assert kept_steps(facts, last, best) == {
+    stored = {step: StoredStep(*fact) for step, fact in facts.items()}
+    assert kept_steps(stored, last, best) == {
         max(facts),
         *regular[-last:],
         *unknown,

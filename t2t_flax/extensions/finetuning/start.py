@@ -6,7 +6,6 @@ config.finetuning.init_vocabulary fills tables of one vocabulary from the tables
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.config.overrides import check_same_model
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.mesh import Params
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.finetuning import of, parse_init_checkpoint
 from t2t_flax.model_forms import run_folder
@@ -31,10 +31,10 @@ SPREAD = 0.1
 
 def start_params(
     setup: TrainingSetup,
-    own: dict[str, Any],
+    own: Params,
     group: ProcessGroup | None = None,
     say: Callable[[str], None] = print,
-) -> dict[str, Any]:
+) -> Params:
     """Return the parameters of the run that finetuning.init_from names.
 
     They are on the devices of the new run. Raises UserError for another model, and if there are no
@@ -96,11 +96,11 @@ def rows_by_piece(old: Tokenizer, new: Tokenizer) -> np.ndarray:
 
 def tables_by_piece(
     model: Transformer,
-    own: dict[str, Any],
-    other: dict[str, Any],
+    own: Params,
+    other: Params,
     old: TokenizerPair,
     new: TokenizerPair,
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[Params, list[str]]:
     """Return (parameters with the new vocabulary, known pieces per vocabulary).
 
     The parameters are `other` with tables and output bias of the new vocabulary. A new piece gets
@@ -125,7 +125,7 @@ def tables_by_piece(
         f" {(rows[side] < 0).sum():,} new"
         for side, words in shown.items()
     ]
-    return other | tables, counts
+    return {**other, **tables}, counts
 
 
 def _filled(rows: np.ndarray, old_size: int, own: jax.Array, old: jax.Array) -> jax.Array:

@@ -177,11 +177,9 @@ def is_finished(checkpoint: epath.PathLike) -> bool:
     return (epath.Path(checkpoint) / "commit_success.txt").exists()
 
 
-def delete_checkpoint(checkpoint: epath.PathLike) -> None:
-    """Delete a checkpoint, its last file first: without it the others are unfinished."""
-    checkpoint = epath.Path(checkpoint)
-    (checkpoint / "commit_success.txt").unlink(missing_ok=True)
-    delete(checkpoint.parent, re.escape(checkpoint.name))
+def mark_unfinished(checkpoint: epath.PathLike) -> None:
+    """Delete the last file of a checkpoint: without it the others are unfinished."""
+    (epath.Path(checkpoint) / "commit_success.txt").unlink(missing_ok=True)
 
 
 def _store_of(path: epath.PathLike):
