@@ -3,7 +3,6 @@
 import ast
 import importlib.metadata
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -99,26 +98,6 @@ def test_install_hints_name_an_extra():
     }
     assert len(found) > 8 and found <= extras().keys()
     assert "[s3]" in install_hint("s3")
-
-
-OPTIONAL = "array_record matplotlib optuna pyarrow tensorflow_datasets".split()
-WITHOUT = """\
-import sys
-sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))  # importing one of them fails
-from t2t_flax.__main__ import main
-import t2t_flax.extensions.serving.app
-sys.exit(main(["translate", "--workdir=pretrained:toy"]))
-"""
-
-
-@pytest.mark.slow
-def test_translating_and_serving_need_no_optional_package_of_another_part():
-    pytest.importorskip("t2t_flax.extensions.serving")
-    argv = [sys.executable, "-c", WITHOUT, ",".join(OPTIONAL)]
-    done = subprocess.run(
-        argv, cwd=ROOT, input="It is late.\n", capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("spec, module, extra", [

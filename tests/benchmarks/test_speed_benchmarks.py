@@ -127,6 +127,7 @@ def test_train_step_is_measured_and_missing_peers_are_named(tmp_path, monkeypatc
         "--model=mini",
         "--rounds=1",
         "--passes=1",
+        "--batches=1",
         "--engines=ours,torch",
         f"--environments={tmp_path}",
         "--no-install",
@@ -135,7 +136,7 @@ def test_train_step_is_measured_and_missing_peers_are_named(tmp_path, monkeypatc
     record = json.loads((tmp_path / "record.json").read_text())
     assert (
         record["command"]
-        == "python -m benchmarks.training --model=mini --rounds=1 --passes=1 --engines=ours,torch"
+        == "python -m benchmarks.training --model=mini --rounds=1 --passes=1 --batches=1 --engines=ours,torch"
     )
     ours = record["engines"]["ours"]
     assert 0 < ours["fraction_of_peak"] < 1 and ours["peak_rss_mb"] > 100
@@ -148,6 +149,7 @@ def test_search_is_measured_in_both_precisions_without_peers(tmp_path, monkeypat
     flags = [
         "--model=mini",
         "--rounds=1",
+        "--passes=1",
         "--sentences=8",
         "--engines=ours,ours_bfloat16,marian",
         "--no-install",

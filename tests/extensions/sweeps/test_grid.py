@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from helpers.processes import wait_for
 from helpers.refusals import refused
 from stand_in import Grid, diverges, exits, fails, mistaken, ok, until_stopped
 
@@ -75,8 +76,7 @@ def test_stopped_worker_saves_and_its_trial_goes_on_first(grid):
     sweep = grid({"one": ok(), "slow": until_stopped, "last": ok()})
     worker = threading.Thread(target=sweep.work)
     worker.start()
-    while not (sweep.folder.workdir("slow,seed=0") / "starts").exists():
-        pass
+    wait_for((sweep.folder.workdir("slow,seed=0") / "starts").exists, "the first update")
     assert sweep.folder.displayed_state("slow,seed=0") == "running" and sweep.folder.holder(
         "slow,seed=0"
     )

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from helpers.processes import wait_for
 from helpers.refusals import refused
 from stand_in import SWEEP, TOY, Training, diverges, fails, ok, until_stopped
 
@@ -166,8 +167,7 @@ def test_stopped_search_goes_on(tmp_path, storage):
     )
     worker = threading.Thread(target=sweep.work)
     worker.start()
-    while not list((tmp_path / "s").glob("trials/*/starts")):
-        pass
+    wait_for(lambda: list((tmp_path / "s").glob("trials/*/starts")), "the first update")
     sweep.stop.set()
     worker.join(60)
     assert sweep.states() == ["stopped"]

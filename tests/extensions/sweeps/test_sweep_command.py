@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.processes import environment
+from helpers.processes import environment, wait_for
 from helpers.refusals import refused, refused_command
 from stand_in import TOY
 
@@ -240,6 +240,7 @@ SMALL = {
     "data.batch_tokens": "256", "model.d_model": "32", "model.d_ff": "32", "model.num_heads": "2", "mesh.cpu_devices": "1",
     "model.num_encoder_layers": "1", "model.num_decoder_layers": "1", "train.steps": "30", "eval.every_steps": "10",
     "checkpoint.every_steps": "10", "log.every_steps": "1", "decode.max_length_offset": "5", "decode.beam_size": "2",
+    "eval.bootstrap_samples": "10",
 }  # fmt: skip
 
 
@@ -261,11 +262,11 @@ def test_killed_sweep_goes_on_and_equals_runs_by_hand(tmp_path):
     env, name = environment(), "peak_lr=0.003,seed=0"
     folder = Folder(tmp_path / "s")
     with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as worker:
-        while not (folder.workdir(name) / "checkpoints" / "10").exists():
-            assert worker.poll() is None
+        saved = folder.workdir(name) / "checkpoints" / "10"
+        wait_for(lambda: saved.exists() or worker.poll() is not None, "checkpoint 10")
+        assert worker.poll() is None
         worker.kill()
-    while folder.holder(name):
-        pass
+    wait_for(lambda: not folder.holder(name), "the end of the training")
     assert folder.state(name) == "stopped"
     result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
     assert result.returncode == OK, result.stdout + result.stderr
