@@ -10,7 +10,7 @@ from etils import epath
 
 from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
-from t2t_flax.data.sources.file_patterns import open_files
+from t2t_flax.data.sources.files import open_files
 from t2t_flax.data.sources.text import lines
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.corpora.columns import SCORE, Columns, parse_columns, value_at

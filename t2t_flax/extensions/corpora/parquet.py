@@ -9,7 +9,7 @@ from etils import epath
 
 from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
-from t2t_flax.data.sources.file_patterns import open_files
+from t2t_flax.data.sources.files import open_files
 from t2t_flax.errors import UserError, first_line, require
 from t2t_flax.extensions.corpora.arrow import ROWS, language_columns, of_schema, read_pairs
 from t2t_flax.extensions.corpora.columns import Columns, parse_columns

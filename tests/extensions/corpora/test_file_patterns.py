@@ -12,7 +12,7 @@ from helpers.refusals import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2t_flax.data.sources.file_patterns import _regex
+from t2t_flax.data.sources.files import _regex
 
 
 @pytest.fixture
