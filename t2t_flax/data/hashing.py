@@ -16,18 +16,6 @@ def key_of(*parts: int) -> int:
     return key
 
 
-def keys_of(key: int, *parts: np.ndarray) -> np.ndarray:
-    """Return a key for each row of `parts` under `key`, uint64 [n].
-
-    Args:
-        *parts: integers [n]; the order of the parts matters.
-    """
-    keys = np.full(parts[0].shape, key, np.uint64)
-    for part in parts:
-        keys = mix(keys ^ part.astype(np.uint64))
-    return keys
-
-
 def mix(x: np.ndarray) -> np.ndarray:
     """Apply splitmix64 (Steele, Lea, Flood 2014): uint64 -> uint64, a bijection."""
     with np.errstate(over="ignore"):

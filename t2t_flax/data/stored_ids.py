@@ -15,6 +15,12 @@ import numpy as np
 from t2t_flax.errors import UserError
 from t2t_flax.files import file_state
 
+_SMALL = 1 << 27
+"""Maximum bytes of a file whose ids are read from mapped memory.
+
+The ids of a larger one are read from the file: around each mapped place that is read, the kernel
+would load 128 KiB, also when memory is short.
+"""
 _READ_AHEAD = 1 << 25
 """Bytes of one request to read ahead.
 
@@ -23,20 +29,20 @@ The end of the process waits for no more than these.
 
 
 class StoredIds:
-    """Ids of one side of a store, [tokens], memory-mapped.
+    """Ids of one side of a store, [tokens], memory-mapped, or read from a large file.
 
-    The ids of a larger store are read from the file, so that none stay in memory. The pickle holds
-    the path. A process that has the store open does not open the path again.
+    The pickle holds the path. A process that has the store open does not open the path again.
     """
 
-    def __init__(self, path: Path, mapped: np.ndarray, is_small: bool):
+    def __init__(self, path: Path, mapped: np.ndarray):
         self._path, self._mapped, self.dtype = path, mapped, mapped.dtype
+        is_small = mapped.nbytes <= _SMALL
         self._opened = None if is_small else open(path, "rb", buffering=0)  # noqa: SIM115
         self._key = path, *(file_state(path) or ())
         _in_use[self._key] = self
 
     def __reduce__(self):
-        return _of_file, (self._key, self.dtype, self._opened is None)
+        return _of_file, (self._key, self.dtype)
 
     @functools.cached_property
     def _file(self) -> io.FileIO:
@@ -73,10 +79,8 @@ Another process may have replaced or deleted the file since.
 """
 
 
-def _of_file(key: tuple, dtype: np.dtype, is_small: bool) -> StoredIds:
-    return _in_use.get(key) or StoredIds(
-        key[0], np.asarray(np.memmap(key[0], dtype, "r")), is_small
-    )
+def _of_file(key: tuple, dtype: np.dtype) -> StoredIds:
+    return _in_use.get(key) or StoredIds(key[0], np.asarray(np.memmap(key[0], dtype, "r")))
 
 
 def _read_ahead(file: io.FileIO) -> None:

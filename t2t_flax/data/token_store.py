@@ -44,21 +44,10 @@ VERIFIED = ".verified"
 It also has the files' size, times and inode at that time.
 """
 _BLOCK = 1 << 20
-_SMALL = 1 << 28
-"""Maximum bytes of a store whose ids are read from mapped memory.
-
-The ids of a larger one are read from the file: around each mapped place that it reads, the kernel
-would load 128 KiB, also when memory is short.
-"""
-_Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class TokenStore:
-    """Finished token store.
-
-    Attributes:
-        source_lengths, target_lengths: int32 [num_pairs], EOS counted, memory-mapped.
-    """
+    """Finished token store."""
 
     def __init__(self, folder: Path, meta: dict, origin: epath.Path | None = None):
         self.folder, self.meta = folder, meta
@@ -71,11 +60,11 @@ class TokenStore:
         self.digest: str = meta.get("digest", "")
         """Digest of the store's inputs: corpus, tokenizers, policies."""
         self._sides = {side: self._map(side) for side in stored_sides(meta)}
-        is_small = sum(array.nbytes for side in self._sides.values() for array in side) <= _SMALL
-        self._ids = [
-            StoredIds(folder / f"{side}.ids", self._sides[side][0], is_small) for side in SIDES
-        ]
-        self.source_lengths, self.target_lengths = (self._sides[side][2] for side in SIDES)
+        self.lengths: tuple[np.ndarray, np.ndarray] = (
+            self._sides["source"].lengths,
+            self._sides["target"].lengths,
+        )
+        """(source lengths, target lengths), int32 [num_pairs], EOS counted, memory-mapped."""
 
     @classmethod
     def open(cls, folder: os.PathLike | str, origin: epath.Path | None = None) -> "TokenStore":
@@ -99,24 +88,12 @@ class TokenStore:
     def __reduce__(self):
         return _reopen, (self.folder, self.origin)
 
-    def all_sides(self) -> list[_Arrays]:
-        """Return (ids [tokens], offsets [num_pairs], lengths [num_pairs]) of each side.
-
-        The sides are the source and the target sentences, and their texts if the store has them.
-        All arrays are memory-mapped.
-        """
-        return list(self._sides.values())
-
     def sentences(self, pairs: np.ndarray) -> tuple[Sentences, Sentences]:
         """Return the source and the target sentences of pairs, in their order.
 
         This is fast if the pairs ascend. The ids are not read yet.
         """
-        source, target = (
-            Sentences(ids, *self._sides[side][1:]).at(pairs)
-            for ids, side in zip(self._ids, SIDES, strict=True)
-        )
-        return source, target
+        return self._sides["source"].at(pairs), self._sides["target"].at(pairs)
 
     def texts(self, i: int) -> tuple[str, str]:
         """Return the source text (its tag included) and the target text of pair i.
@@ -135,16 +112,6 @@ class TokenStore:
     def pairs_of_sources(self) -> list[int]:
         """Number of pairs from each source of the store, in order."""
         return self.meta.get("pairs_of_sources", [self.num_pairs])
-
-    @property
-    def mean_length(self) -> float:
-        """Mean number of tokens of a pair on the side that has more."""
-        return max(self.meta[side]["tokens"] for side in SIDES) / self.num_pairs
-
-    @property
-    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
-        """(source_lengths, target_lengths)."""
-        return self.source_lengths, self.target_lengths
 
     def describe(self) -> str:
         """Return a line that counts pairs, tokens, dropped pairs and truncated pairs."""
@@ -176,13 +143,14 @@ class TokenStore:
         ids, offsets, lengths = self._sides[side]
         return ids[offsets[i] : offsets[i] + lengths[i]]
 
-    def _map(self, side: str) -> _Arrays:
-        side_meta = self.meta[side]
-        ids = self._file(
-            side, "ids", np.dtype(side_meta["dtype"]).newbyteorder("<"), side_meta["tokens"]
+    def _map(self, side: str) -> Sentences:
+        about = self.meta[side]
+        dtype = np.dtype(about["dtype"]).newbyteorder("<")
+        ids = StoredIds(
+            self.folder / f"{side}.ids", self._file(side, "ids", dtype, about["tokens"])
         )
         offsets = self._file(side, "offsets", OFFSET, self.num_pairs)
-        return ids, offsets, self._file(side, "lengths", LENGTH, self.num_pairs)
+        return Sentences(ids, offsets, self._file(side, "lengths", LENGTH, self.num_pairs))
 
     def _file(self, side: str, part: str, dtype: np.dtype, count: int) -> np.ndarray:
         path = self.folder / f"{side}.{part}"
@@ -316,16 +284,13 @@ class StoreWriter:
     """
 
     def __init__(self, folder: os.PathLike | str, *, vocab_sizes: Sequence[int]):
-        self.folder = Path(folder)
-        self._names, self._vocab_sizes = (*SIDES, *TEXTS)[: len(vocab_sizes)], vocab_sizes
-        self._dtypes = [
-            np.dtype("<u1" if size <= 1 << 8 else "<u2" if size <= 1 << 16 else "<i4")
-            for size in vocab_sizes
-        ]
-        self._pairs = 0
-        self._tokens, self._longest = [0] * len(vocab_sizes), [0] * len(vocab_sizes)
-        self._checksums = dict.fromkeys(files_of(dict.fromkeys(self._names)), 0)
-        self.meta: dict = {}
+        self.folder, self._pairs = Path(folder), 0
+        self._sides: dict[str, dict[str, Any]] = {}
+        for side, size in zip((*SIDES, *TEXTS), vocab_sizes, strict=False):
+            dtype = "uint8" if size <= 1 << 8 else "uint16" if size <= 1 << 16 else "int32"
+            self._sides[side] = {"tokens": 0, "longest": 0, "dtype": dtype, "vocab_size": size}
+        self._checksums = dict.fromkeys(files_of(self._sides), 0)
+        self.meta: dict[str, Any] = {}
         """Entries for meta.json, which the caller adds before the block ends."""
 
     def __enter__(self) -> "StoreWriter":
@@ -350,43 +315,30 @@ class StoreWriter:
             *sides: (ids [total], lengths [pairs]) of each side, the sentences one after another,
                 EOS included.
         """
-        for n, (side, (ids, lengths)) in enumerate(zip(self._names, sides, strict=True)):
-            ids = np.asarray(ids)
-            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_sizes[n]:
-                raise ValueError(
-                    f"{side}: ids {ids.min()} to {ids.max()}, a vocabulary of"
-                    f" {self._vocab_sizes[n]}"
-                )
-            ends = self._tokens[n] + np.cumsum(lengths, dtype=np.int64)
-            self._put(side, "ids", ids.astype(self._dtypes[n]).tobytes())
-            self._put(side, "lengths", np.asarray(lengths).astype(LENGTH).tobytes())
-            self._put(side, "offsets", (ends - lengths).astype(OFFSET).tobytes())
-            self._tokens[n] += len(ids)
-            self._longest[n] = max(self._longest[n], int(np.max(lengths, initial=0)))
+        for (side, about), (ids, lengths) in zip(self._sides.items(), sides, strict=True):
+            size = about["vocab_size"]
+            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+                raise ValueError(f"{side}: ids {ids.min()} to {ids.max()}, a vocabulary of {size}")
+            ends = about["tokens"] + np.cumsum(lengths, dtype=np.int64)
+            self._put(side, "ids", ids.astype(np.dtype(about["dtype"]).newbyteorder("<")))
+            self._put(side, "lengths", lengths.astype(LENGTH))
+            self._put(side, "offsets", (ends - lengths).astype(OFFSET))
+            about["tokens"] += len(ids)
+            about["longest"] = max(about["longest"], int(lengths.max(initial=0)))
         self._pairs += len(lengths)
 
-    def _put(self, side: str, part: str, data: bytes) -> None:
-        name = f"{side}.{part}"
+    def _put(self, side: str, part: str, array: np.ndarray) -> None:
+        name, data = f"{side}.{part}", array.tobytes()
         self._files[name].write(data)
         self._checksums[name] = zlib.crc32(data, self._checksums[name])
 
     def _write_meta(self, kind, error, trace) -> None:
-        if kind is not None:
-            return
-        sides = {
-            side: {
-                "tokens": self._tokens[n],
-                "longest": self._longest[n],
-                "dtype": self._dtypes[n].name,
-                "vocab_size": self._vocab_sizes[n],
+        if kind is None:
+            meta = {
+                "format_version": FORMAT_VERSION,
+                "pairs": self._pairs,
+                **self._sides,
+                "crc32": self._checksums,
+                **self.meta,
             }
-            for n, side in enumerate(self._names)
-        }
-        meta = {
-            "format_version": FORMAT_VERSION,
-            "pairs": self._pairs,
-            **sides,
-            "crc32": self._checksums,
-            **self.meta,
-        }
-        (self._partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+            (self._partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")

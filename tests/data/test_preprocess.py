@@ -79,8 +79,8 @@ def test_store_has_every_pair_in_order(tmp_path, tokenizers, monkeypatch):
         == store.meta["too_long"]
         == 0
     )
-    assert store.meta["source"]["tokens"] == store.source_lengths.sum()
-    assert store.meta["target"]["longest"] == store.target_lengths.max()
+    assert store.meta["source"]["tokens"] == store.lengths[0].sum()
+    assert store.meta["target"]["longest"] == store.lengths[1].max()
     assert store.meta["recipe"]["tokenizer_digest"] == tokenizers.digest
     assert store.meta["recipe"]["source_fingerprint"] == source.fingerprint()
     done = [(0, 120), (50, 120), (100, 120), (120, 120)]
@@ -139,7 +139,7 @@ def test_too_long_pairs(tmp_path, tokenizers, policy):
         cut,
         dropped,
     )
-    numbers = [4 - dropped, int(store.source_lengths.sum()), int(store.target_lengths.sum())]
+    numbers = [4 - dropped, int(store.lengths[0].sum()), int(store.lengths[1].sum())]
     numbers += {"drop": [4, 2, 2], "truncate": [4, 2], "keep": []}[policy]
     assert [int(number) for number in re.findall(r"\d+", store.describe())] == numbers
     expected = [[tokenizers.source.encode(side) for side in pair] for pair in pairs]

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from helpers.refusals import refused
 
-from t2t_flax.data import token_store
+from t2t_flax.data import stored_ids
 from t2t_flax.data.stored_ids import positions
 from t2t_flax.data.token_store import VERIFIED, StoreWriter, TokenStore
 
@@ -41,8 +41,8 @@ def test_sentences_round_trip_with_lengths_and_counts(tmp_path):
     assert store.num_pairs == 3 and store.digest == "abc"
     for i, (source, target) in enumerate(PAIRS):
         assert store.source(i).tolist() == source and store.target(i).tolist() == target
-    assert store.source_lengths.tolist() == [4, 1, 2] and store.target_lengths.tolist() == [2, 3, 2]
-    assert store.source_lengths.dtype == np.int32
+    assert store.lengths[0].tolist() == [4, 1, 2] and store.lengths[1].tolist() == [2, 3, 2]
+    assert store.lengths[0].dtype == np.int32
     assert store.source(0).dtype == np.uint16, "65,536 ids fit two bytes"
     assert store.target(0).dtype == np.int32
     assert store.meta["source"] == {
@@ -58,7 +58,7 @@ def test_sentences_round_trip_with_lengths_and_counts(tmp_path):
         "vocab_size": 70_001,
     }
     assert store.meta["dropped"] == 4
-    ids, offsets, lengths = store.all_sides()[1]
+    ids, offsets, lengths = store.sentences(np.arange(3))[1]
     assert [ids[o : o + n].tolist() for o, n in zip(offsets, lengths, strict=True)] == [
         t for _, t in PAIRS
     ]
@@ -68,7 +68,7 @@ def test_sentences_round_trip_with_lengths_and_counts(tmp_path):
 
 def test_arrays_are_memory_mapped(tmp_path):
     write(tmp_path / "s")
-    for array in TokenStore.open(tmp_path / "s").all_sides()[0]:
+    for array in TokenStore.open(tmp_path / "s").lengths:
         assert isinstance(array.base, np.memmap) and not array.flags.writeable
 
 
@@ -194,7 +194,7 @@ def test_the_ids_of_a_larger_store_do_not_stay_in_memory(tmp_path, monkeypatch):
     with StoreWriter(tmp_path / "s", vocab_sizes=(65_536, 65_536)) as writer:
         writer.write(*((rng.integers(0, 60_000, x.sum()), x) for x in lengths))
     small = TokenStore.open(tmp_path / "s")
-    monkeypatch.setattr(token_store, "_SMALL", 1 << 20)
+    monkeypatch.setattr(stored_ids, "_SMALL", 1 << 20)
     large = TokenStore.open(tmp_path / "s")
     pairs, order = np.sort(rng.integers(0, 200_000, 5_000)), rng.permutation(5_000)
 
@@ -214,7 +214,7 @@ def test_the_ids_of_a_larger_store_do_not_stay_in_memory(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("size", [1 << 28, 0])
 def test_sentences_of_a_store_are_pickled_by_reference(tmp_path, monkeypatch, size):
-    monkeypatch.setattr(token_store, "_SMALL", size)
+    monkeypatch.setattr(stored_ids, "_SMALL", size)
     with StoreWriter(tmp_path / "s", vocab_sizes=(65_536, 65_536)) as writer:
         writer.write(*[(np.arange(10_000), np.full(1_000, 10))] * 2)
     store, pairs = TokenStore.open(tmp_path / "s"), np.array([3, 7, 990])
@@ -231,7 +231,7 @@ def test_sentences_of_a_store_are_pickled_by_reference(tmp_path, monkeypatch, si
 def test_sentences_from_a_process_that_lays_out_are_those_of_the_store_that_is_open(
     tmp_path, monkeypatch, size, later
 ):
-    monkeypatch.setattr(token_store, "_SMALL", size)
+    monkeypatch.setattr(stored_ids, "_SMALL", size)
 
     def read(sentences):
         ids, offsets, lengths = sentences
@@ -260,7 +260,7 @@ def test_sentences_from_a_process_that_lays_out_are_those_of_the_store_that_is_o
 
 
 def test_a_file_that_becomes_shorter_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_store, "_SMALL", 0)
+    monkeypatch.setattr(stored_ids, "_SMALL", 0)
     write(tmp_path / "s")
     store, pairs = TokenStore.open(tmp_path / "s"), np.arange(3)
     source, _ = store.sentences(pairs)

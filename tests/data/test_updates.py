@@ -231,12 +231,11 @@ class Repeated:
     draws: bool = True
 
     def read(self, samples):
-        return tuple(self._side(side, samples) for side in self.store.all_sides())
+        return tuple(self._side(side, samples) for side in (self.store.source, self.store.target))
 
-    def _side(self, side, samples):
-        ids, offsets, lengths = side
+    def _side(self, sentence, samples):
         drawn = [
-            np.append(np.tile(ids[offsets[pair] :][: lengths[pair] - 1], 1 + min(number, 1)), 1)
+            np.append(np.tile(sentence(pair)[:-1], 1 + min(number, 1)), 1)
             for pair, number in zip(*samples, strict=True)
         ]
         lengths = np.array([len(ids) for ids in drawn], np.int32)

@@ -18,13 +18,9 @@ class Lengths:
     origin = epath.Path("/dev/null/store")  # a plan beside it cannot be kept
 
     def __init__(self, source: np.ndarray, target: np.ndarray):
-        self.lengths = self.source_lengths, self.target_lengths = (
-            source.astype(np.int32),
-            target.astype(np.int32),
-        )
+        self.lengths = source.astype(np.int32), target.astype(np.int32)
         self.num_pairs, self._ids = len(source), np.zeros(0, int)
         self.longest = int(max(x.max() for x in self.lengths))
-        self.mean_length = max(float(x.mean()) for x in self.lengths)
 
     def sentences(self, pairs):
         return tuple(

@@ -243,7 +243,8 @@ def first_fit_in_turn(
 
 def windows_of(reader: PairReader, config: Data, seed: int) -> EpochWindows:
     """Return windows whose last update is nearly full."""
-    pairs, update = reader.store.num_pairs, _FILLED * config.batch_tokens / reader.store.mean_length
+    mean_length = max(float(lengths.mean()) for lengths in reader.store.lengths)
+    pairs, update = reader.store.num_pairs, _FILLED * config.batch_tokens / mean_length
     about = pairs / max(WINDOW_PAIRS, _WINDOW_UPDATES * update)
     counts = range(max(1, round(0.8 * about)), max(1, round(1.25 * about)) + 1)
 

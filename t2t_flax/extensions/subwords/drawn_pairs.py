@@ -12,7 +12,7 @@ from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.batching.layouts import PairReader
 from t2t_flax.data.batching.windows import Samples
-from t2t_flax.data.hashing import key_of, keys_of
+from t2t_flax.data.hashing import key_of, mix
 from t2t_flax.data.stored_ids import Sentences, positions
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, split_symbols
 from t2t_flax.extensions.subwords.samplers import SAMPLERS, Sampler
@@ -70,7 +70,7 @@ class DrawnPairs(PairReader):
 
         They are a function of each pair and its epoch.
         """
-        keys = keys_of(key_of(self.seed, 9), samples.epochs, samples.pairs)
+        keys = _keys_of(key_of(self.seed, 9), samples.epochs, samples.pairs)
         # Pairs of maximum length were perhaps truncated, and drawing takes time with the square of
         # a word.
         stored = self.store.sentences(samples.pairs)
@@ -129,6 +129,18 @@ class DrawnPairs(PairReader):
 
     def __getstate__(self):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+def _keys_of(key: int, *parts: np.ndarray) -> np.ndarray:
+    """Return a key for each row of `parts` under `key`, uint64 [n].
+
+    Args:
+        *parts: integers [n]; the order of the parts matters.
+    """
+    keys = np.full(parts[0].shape, key, np.uint64)
+    for part in parts:
+        keys = mix(keys ^ part.astype(np.uint64))
+    return keys
 
 
 def _replaced(own: Sentences, at: np.ndarray, ids: np.ndarray, lengths: np.ndarray) -> Sentences:

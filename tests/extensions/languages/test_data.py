@@ -170,7 +170,7 @@ def test_the_length_limit_counts_the_token(tmp_path):
     directed = TaggedSource(source, "<2de>")
     for policy, count in (("drop", "too_long"), ("truncate", "truncated")):
         store = prepare_split(directed, tokenizers, tmp_path / policy, Policies(12, policy, "drop"))
-        lengths = store.source_lengths
+        lengths = store.lengths[0]
         assert lengths.max() <= 12 and store.meta[count] > 0
         assert all(
             store.source(i)[0] == tokenizers.source.control_symbols.get("<2de>")

@@ -92,7 +92,7 @@ def test_pairs_of_a_source_are_seen_equally_often_and_shares_are_kept(
     config = config_of(train="; ".join(f"{name}=x.tsv" for name in names), **keys)
 
     class Store:
-        pairs_of_sources, num_pairs, mean_length = pairs, sum(pairs), 10.0
+        pairs_of_sources, num_pairs = pairs, sum(pairs)
 
     ((_, mixture),) = mixtures_of(Store, config)
     drawn = visits_of(mixture, windows)
