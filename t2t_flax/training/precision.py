@@ -1,5 +1,6 @@
 """Precision of matrix products in training and decoding."""
 
+import contextlib
 import functools
 import re
 
@@ -9,6 +10,7 @@ from etils import epath
 
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.models.dense import cast_results
 from t2t_flax.process_setup import cpu_info
 from t2t_flax.training.workdir import checkpoint_steps, read_config
 
@@ -126,15 +128,17 @@ def _onednn_options(config: Config) -> dict[str, str | bool]:
     return _ONEDNN if config.train.precision == "bfloat16" and has_fast_bfloat16() else {}
 
 
-def casts_results(config: Config, platform: str) -> bool:
-    """Return whether to trace the train step within `models.dense.cast_results`.
+def result_casts(config: Config, platform: str) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which the train step is traced.
 
-    True where `compiler_options` fuse a product with the cast of its result.
+    It is `models.dense.cast_results` where `compiler_options` fuse a product with the cast of its
+    result.
 
     Args:
         platform: "cpu", "gpu" or "tpu".
     """
-    return platform == "cpu" and bool(_onednn_options(config))
+    fused = platform == "cpu" and bool(_onednn_options(config))
+    return cast_results() if fused else contextlib.nullcontext()
 
 
 def advice(config: Config, *, decoding: bool) -> str:

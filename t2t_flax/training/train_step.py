@@ -1,6 +1,5 @@
 """One update as a pure function: gradient, optimizer, finite check."""
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 
@@ -11,7 +10,6 @@ import optax
 from t2t_flax.config import Config
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.mesh import Params, PyTree
-from t2t_flax.models.dense import cast_results
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.losses import Sums, loss_sums, means, zero_sums
@@ -26,7 +24,7 @@ from t2t_flax.training.optimizer import (
 )
 from t2t_flax.training.parametrization import Parametrization, join
 from t2t_flax.training.parts import TrainOptimizer, TrainState
-from t2t_flax.training.precision import casts_results
+from t2t_flax.training.precision import result_casts
 from t2t_flax.training.train_state import gradient_shardings
 
 Arrays = dict[str, jax.Array]
@@ -39,7 +37,7 @@ def make_train_step(
     model: Transformer,
     tx: TrainOptimizer,
     parametrization: Parametrization,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: jax.sharding.Mesh,
 ) -> TrainStep:
     """Make the train step, a pure function (state, batch) -> (new state, metrics).
 
@@ -51,15 +49,11 @@ def make_train_step(
     gradient norm and the updated parameters are finite, else 0. An update that is not finite is not
     applied: only `step` and the schedule advance, because batch, dropout and rate are functions of
     the update's number.
-
-    Args:
-        mesh: None = one device.
     """
     rate = learning_rate_schedule(config)
     bounded = has_bounded_updates(config.optimizer) and not tx.average
-    shards = mesh_lib.batch_shards(mesh) if mesh else 1
-    shardings = gradient_shardings(config, model, parametrization, mesh) if mesh else None
-    casts = mesh is not None and casts_results(config, mesh.devices.flat[0].platform)
+    shards, platform = mesh_lib.batch_shards(mesh), mesh.devices.flat[0].platform
+    shardings = gradient_shardings(config, model, parametrization, mesh)
 
     def train_step(state: TrainState, batch: Arrays) -> tuple[TrainState, Sums]:
         trained, frozen = parametrization.split(state.params)
@@ -70,18 +64,15 @@ def make_train_step(
             params = parametrization.merge(join(trained, frozen))
             return loss_sums(config, model, params, rows, Noise(key, numbers))
 
+        # Gradient: each device sums over its microbatches; then the devices' sums are added once.
         gradient = mesh_lib.over_shards(jax.value_and_grad(loss, has_aux=True), shards)
 
         def add(total: PyTree, microbatch: PyTree) -> tuple[PyTree, None]:
             return jax.tree.map(jnp.add, total, gradient(trained, microbatch)), None
 
-        # Gradient: each device sums over its microbatches; then it is summed over devices once.
         count, rows, _ = batch["target"].shape
         numbers = jnp.arange(count * rows, dtype=jnp.uint32).reshape(count, rows)
-        with (
-            cast_results() if casts else contextlib.nullcontext(),
-            products(model.matmul_precision),
-        ):
+        with result_casts(config, platform), products(model.matmul_precision):
             if count == 1:  # a loop over one microbatch costs a tenth of the step
                 total = gradient(trained, jax.tree.map(lambda x: x[0], (batch, numbers)))
             else:
@@ -92,8 +83,7 @@ def make_train_step(
         if shards > 1:
             grads = mesh_lib.exchange(grads, model.dtype, shardings)
             sums = jax.tree.map(lambda x: x.sum(0), sums)
-        if shardings is not None:
-            grads = jax.lax.with_sharding_constraint(grads, shardings)
+        grads = jax.lax.with_sharding_constraint(grads, shardings)
         mean_grads = jax.tree.map(lambda g: g / sums["tokens"], grads)
         if config.optimizer.max_grad_norm:
             norm = optax.tree.norm(mean_grads)  # the norm that clipping uses: XLA computes it once
@@ -103,8 +93,8 @@ def make_train_step(
         new = apply_gradients(state, mean_grads, tx, parametrization)
 
         # If the norm is finite, so are all gradients, their squares and the optimizer state. If
-        # updates are bounded, the parameters need no check either: XLA would compute each update
-        # twice for it. A finite rate bounds them.
+        # updates are bounded, a finite rate is enough for the parameters: to check them, XLA would
+        # compute each update twice.
         learning_rate = rate(state.step + 1)
         if bounded:
             finite = all_finite((sums["loss"], norm)) & (jnp.abs(learning_rate) < LARGEST_RATE)

@@ -81,9 +81,8 @@ def test_every_accepted_config_can_be_traced(config):
     model, tx = make_model(config, 37, 37), make_optimizer(config, parametrization_of(config))
     state, _ = abstract_state(config, model, tx, parametrization_of(config), mesh)
     with mesh_lib.use(mesh):
-        after, metrics = jax.eval_shape(
-            make_train_step(config, model, tx, parametrization_of(config)), state, batch
-        )
+        step = make_train_step(config, model, tx, parametrization_of(config), mesh)
+        after, metrics = jax.eval_shape(step, state, batch)
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731
     assert shapes(after) == shapes(state)
     assert all(x.shape == () and x.dtype == np.float32 for x in metrics.values())

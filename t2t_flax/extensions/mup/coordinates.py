@@ -107,7 +107,7 @@ def changes(config: Config, updates: int) -> Changes:
     model, parametrization = make_model(config, _VOCAB, _VOCAB), parametrization_of(config)
     tx = make_optimizer(config, parametrization)
     state, _ = init_state(config, model, tx, parametrization, mesh)
-    rows, step = _rows(), jax.jit(make_train_step(config, model, tx, parametrization))
+    rows, step = _rows(), jax.jit(make_train_step(config, model, tx, parametrization, mesh))
     look = jax.jit(lambda params: _activations(config, model, params, rows))
     batch = {name: x[None] for name, x in rows.items()}
     with mesh_lib.use(mesh):
