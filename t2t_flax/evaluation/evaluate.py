@@ -359,7 +359,7 @@ def _lines(texts: Sequence[str]) -> str:
 
 
 def validation_score(
-    run: TrainingSetup, supervisor: RunSupervisor | None = None
+    setup: TrainingSetup, supervisor: RunSupervisor | None = None
 ) -> Callable[..., dict[str, float]]:
     """Return a function that scores the validation sets.
 
@@ -369,29 +369,26 @@ def validation_score(
     `valid_NAME`: the mean over the sets, and the value for each if there are several, see
     `with_means`.
     """
-    config, task = run.config, task_of(run.config)
-    translator = Translator(run.model, run.corpus.tokenizers, run.mesh, config)
+    config, task, tokenizers = setup.config, task_of(setup.config), setup.corpus.tokenizers
+    translator = Translator(setup.model, tokenizers, setup.mesh, config)
     group = supervisor.group if supervisor else None
 
     def score_set(
         name: str, params: Params, after_batch: Callable[[], None], compiling
     ) -> dict[str, float]:
-        valid, first, of_set = (
-            split_source(task, name),
-            config.eval.decode_sentences or None,
-            task.of_set(name),
-        )
+        valid, set_task = split_source(task, name), task.of_set(name)
+        first = config.eval.decode_sentences or None
         sources = [source for source, _ in itertools.islice(valid.pairs(), first)]
         targets = list(zip(*itertools.islice(valid.references(), first), strict=True))
         translations = translator.translate(
             params, sources, progress=lambda *_: after_batch(), compiling=compiling
         )
-        sources = _sentences(run.corpus.tokenizers, sources)
-        predictions = of_set.predictions(sources, [t.text for t in translations], targets)
-        metrics = of_set.validation_metrics()
+        sources = _sentences(tokenizers, sources)
+        predictions = set_task.predictions(sources, [t.text for t in translations], targets)
+        metrics = set_task.validation_metrics()
         # The model of a metric can take long, without a sign of progress.
         with supervisor.expect_progress(False) if supervisor else contextlib.nullcontext():
-            scores = compute_scores(of_set.config, metrics, predictions, group=group)
+            scores = compute_scores(set_task.config, metrics, predictions, group=group)
         return {f"valid_{metric.training_name}": scores[metric.name]["score"] for metric in metrics}
 
     def score(

@@ -88,7 +88,8 @@ def restore_chosen(
             `choice.at_most`, all chosen checkpoints are damaged.
     """
     if model := open_model(workdir):
-        yield _only_part(workdir, model, choice, abstract, tokenizer)
+        _check_tokenizer(workdir, "the model", model.tokenizer, tokenizer)
+        yield _only_part(workdir, model, choice, abstract)
         return
     with contextlib.closing(Checkpoints(workdir / "checkpoints", group=group)) as checkpoints:
         item = "ema" if config.optimizer.averages else "params"
@@ -103,12 +104,7 @@ def restore_chosen(
                 log.warning("%s: left out of the average", damage)
                 continue
             intact += 1
-            if (digest := meta["digests"]["tokenizer"]) != tokenizer:
-                raise UserError(
-                    f"checkpoint {step} in {workdir} belongs to another tokenizer (digest"
-                    f" {digest[:12]}) than {workdir / 'tokenizer'} (digest {tokenizer[:12]}):"
-                    " restore the run's own tokenizer."
-                )
+            _check_tokenizer(workdir, f"checkpoint {step}", meta["digests"]["tokenizer"], tokenizer)
             steps = tuple(other for _, other in meta.get("averaged", [])) or (step,)
             one = RestoredParams(params, steps, metric, tuple(recorded_changes(meta)))
             del params
@@ -160,11 +156,11 @@ def _chosen_steps(
     with contextlib.suppress(DamagedCheckpoint):
         progress = checkpoints.meta(steps[-1])["progress"]
         if (progress.get("best_metric") or -math.inf) > metrics[best]:
-            lost = (
-                f"{workdir} had its best {key} at step {progress['best_step']}, which has no intact"
-                " checkpoint"
+            log.warning(
+                "%s had its best %s at step %d, which has no intact checkpoint: using step %d, the"
+                " best of the others",
+                *(workdir, key, progress["best_step"], best),
             )
-            log.warning("%s: using step %d, the best of the others", lost, best)
     return [best], metrics[best]
 
 
@@ -217,30 +213,23 @@ def _last_regular(
     return there
 
 
-def _only_part(
-    workdir: epath.Path,
-    model: StoredModel,
-    choice: CheckpointChoice,
-    abstract: Params,
-    tokenizer: str,
-) -> RestoredParams:
-    """Return the parameters of a model that is stored without its run.
+def _check_tokenizer(workdir: epath.Path, what: str, digest: str, tokenizer: str) -> None:
+    if digest != tokenizer:
+        raise UserError(
+            f"{what} in {workdir} belongs to another tokenizer (digest {digest[:12]}) than"
+            f" {workdir / 'tokenizer'} (digest {tokenizer[:12]}): restore its own tokenizer."
+        )
 
-    Raises UserError if they do not satisfy the choice.
-    """
-    if (
-        choice.step not in (None, *model.steps[:1])
-        or not choice.at_most
-        and (choice.best or choice.average > 1)
-    ):
+
+def _only_part(
+    workdir: epath.Path, model: StoredModel, choice: CheckpointChoice, abstract: Params
+) -> RestoredParams:
+    """Return the parameters of a model without its run, if they satisfy the choice."""
+    several = choice.best or choice.average > 1
+    if choice.step not in (None, *model.steps[:1]) or several and not choice.at_most:
         raise UserError(
             f"{workdir} is a model of step {' and '.join(map(str, model.steps))}, not a run with"
             " checkpoints: leave out --step, --average and --best."
-        )
-    if model.tokenizer != tokenizer:
-        raise UserError(
-            f"{workdir / 'tokenizer'} (digest {tokenizer[:12]}) is not the tokenizer of the model"
-            f" beside it (digest {model.tokenizer[:12]}): restore the model's own."
         )
     return RestoredParams(model.params(abstract), model.steps, dtype=model.dtype)
 

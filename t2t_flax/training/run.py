@@ -35,11 +35,8 @@ def restore_or_init(
                     " translations changed, so earlier values are ignored"
                 )
             progress.metric_digest = setup.metric_digest
-            progress.best_metric, progress.best_step, progress.evaluations_without_better = (
-                None,
-                0,
-                0,
-            )
+            progress.best_metric = None
+            progress.best_step = progress.evaluations_without_better = 0
         if changed := changes_of_training(stored_config(meta), setup.config):
             progress.config_changes.append({"step": meta["step"], "changed": changed})
             note += ", with " + ", ".join(
@@ -143,11 +140,8 @@ def note_metric(
         return None
     metric = -value if lower_is_better(name) else value
     if math.isfinite(metric) and (progress.best_metric is None or metric > progress.best_metric):
-        progress.best_metric, progress.best_step, progress.evaluations_without_better = (
-            metric,
-            step,
-            0,
-        )
+        progress.best_metric, progress.best_step = metric, step
+        progress.evaluations_without_better = 0
     else:
         progress.evaluations_without_better += 1
     return metric if math.isfinite(metric) else None
