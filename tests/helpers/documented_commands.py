@@ -113,9 +113,9 @@ def shortened(command: str) -> str:
         return f"bash -n {command.split()[0]}"  # the scripts have tests of their own
     if command.startswith("launch/local_pod.sh") and " train " in command:
         return ""  # tests/multiprocess trains with it
-    if command.startswith("launch/slurm.sh"):
+    if command.startswith(("launch/slurm.sh", "launch/tpu_vm.sh")):
         return command.replace(" -- ", " --dry-run -- ")
-    if command.startswith(("python -m pytest", "python -m build")):
+    if command.startswith(("python -m pytest", "python -m build", "python -m venv")):
         return ""
     if command.startswith("python -m tools."):
         return ""  # they write into the checkout; tests/test_docs.py and tools/toy_corpus have tests of them
