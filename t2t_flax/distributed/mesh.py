@@ -227,13 +227,13 @@ def over_shards(function: Callable[..., PyTree], shards: int) -> Callable[..., P
     if shards == 1:
         return function
 
-    def of_shard(params, rows):
+    def on_shard(params, rows):
         with nn.logical_axis_rules(_RULES):
             return jax.tree.map(lambda x: x[None], function(params, rows))
 
     specs = REPLICATED, ROWS
     return jax.shard_map(
-        of_shard, in_specs=specs, out_specs=ROWS, axis_names=set(_AXES), check_vma=False
+        on_shard, in_specs=specs, out_specs=ROWS, axis_names=set(_AXES), check_vma=False
     )
 
 

@@ -40,7 +40,7 @@ from t2t_flax.tasks import Metric, Predictions, Task, confidence_interval, lower
 from t2t_flax.training.checksums import checksums
 from t2t_flax.training.losses import perplexity
 from t2t_flax.training.parts import TrainingSetup
-from t2t_flax.training.setup import ValidationLoss, with_means
+from t2t_flax.training.setup import ValidationLoss, average_over_sets
 from t2t_flax.training.train_state import count_params
 from t2t_flax.version import __version__, source_digest
 
@@ -367,7 +367,7 @@ def validation_score(
     eval.decode_sentences of each set (0 = all); see `Translator.translate`. All processes of the
     supervisor's group must call it. It returns the task's primary metric and eval.metric, as
     `valid_NAME`: the mean over the sets, and the value for each if there are several, see
-    `with_means`.
+    `average_over_sets`.
     """
     config, task, tokenizers = setup.config, task_of(setup.config), setup.corpus.tokenizers
     translator = Translator(setup.model, tokenizers, setup.mesh, config)
@@ -397,6 +397,8 @@ def validation_score(
         compiling=contextlib.nullcontext,
     ) -> dict[str, float]:
         sets = config.data.valid_sets
-        return with_means({name: score_set(name, params, after_batch, compiling) for name in sets})
+        return average_over_sets(
+            {name: score_set(name, params, after_batch, compiling) for name in sets}
+        )
 
     return score

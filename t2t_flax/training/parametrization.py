@@ -95,11 +95,11 @@ def join(trained: Params, frozen: Params) -> Params:
 
 def merged(parametrization: Parametrization, params: Params) -> Params:
     """Compute the model's parameters as arrays, with their shardings in the run."""
-    found = parametrization.merge(params)
-    if found is params:
+    new = parametrization.merge(params)
+    if new is params:
         return params
-    own = model_part(parametrization, params)
-    return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), found, own)
+    old = model_part(parametrization, params)
+    return jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), new, old)
 
 
 def model_part(parametrization: Parametrization, params: Params) -> Params:

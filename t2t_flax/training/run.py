@@ -8,6 +8,7 @@ from typing import NamedTuple
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.config.overrides import changes_of_training, stored_config
+from t2t_flax.distributed.mesh import Params
 from t2t_flax.errors import NonFiniteUpdate
 from t2t_flax.tasks import lower_is_better
 from t2t_flax.training.checkpoints import Checkpoints, Meta, is_scheduled
@@ -45,11 +46,12 @@ def restore_or_init(
         say(note)
         return state, progress
     start = setup.parametrization.start
-    trained = (
-        (lambda own: start(setup, own, checkpoints.group, say)) if start else (lambda own: own)
-    )
+
+    def started(initial: Params) -> Params:
+        return start(setup, initial, checkpoints.group, say) if start else initial
+
     parts = setup.config, setup.model, setup.tx, setup.parametrization, setup.mesh
-    state, _ = init_state(*parts, start=trained)
+    state, _ = init_state(*parts, start=started)
     return state, TrainProgress(metric_digest=setup.metric_digest, evaluation_due=bool(start))
 
 

@@ -96,7 +96,7 @@ _MOST_AT_ONCE = 8
 
 
 def compile_programs(
-    program: Program, shapes: Sequence[Shape], mesh: jax.sharding.Mesh, *, besides: PyTree = ()
+    program: Program, shapes: Sequence[Shape], mesh: jax.sharding.Mesh, *, resident: PyTree = ()
 ) -> dict[tuple[int, ...], jax.stages.Compiled]:
     """Compile a program for each shape: {(microbatches, rows, length): program}.
 
@@ -105,7 +105,7 @@ def compile_programs(
     the device. Raises UserError where a program does not fit in memory, and starts no more.
 
     Args:
-        besides: other arrays that stay on the devices.
+        resident: other arrays that stay on the devices.
     """
     at_once = 1 if mesh.devices.flat[0].platform == "gpu" else min(num_cores(), _MOST_AT_ONCE)
     available = device_memory()  # on CPUs, read before compilation takes some of it
@@ -118,7 +118,7 @@ def compile_programs(
                 compiled[shape] = pool.submit(lowered.compile, program.options)
         for shape, future in compiled.items():
             check_fits_in_memory(
-                future.result(), available, *program.describe(shape), besides=besides
+                future.result(), available, *program.describe(shape), resident=resident
             )
         return {shape.array_shape: future.result() for shape, future in compiled.items()}
     finally:
@@ -163,7 +163,7 @@ def check_fits_in_memory(
     name: str,
     advice: str,
     *,
-    besides: PyTree = (),
+    resident: PyTree = (),
 ) -> None:
     """Raise UserError if a program needs more bytes than are available.
 
@@ -171,10 +171,10 @@ def check_fits_in_memory(
         available: bytes on one device; None = unknown.
         name: name of the program for the message.
         advice: end of the message.
-        besides: other arrays that stay on the devices.
+        resident: other arrays that stay on the devices.
     """
     needed = program_memory(compiled)
-    total = needed["peak"] + resident_bytes(besides) if needed else 0
+    total = needed["peak"] + resident_bytes(resident) if needed else 0
     if available and total > available:
         raise UserError(
             f"{name} needs {total / 2**30:.2f} GiB on each device, of which {available / 2**30:.2f}"
@@ -200,21 +200,21 @@ def validation_loss(setup: TrainingSetup) -> Callable[..., dict[str, float]] | N
         setup.corpus.valid and (setup.config.eval.every_steps or setup.config.eval.every_epochs)
     ):
         return None
-    besides = setup.abstract.opt_state, setup.abstract.ema
+    resident = setup.abstract.opt_state, setup.abstract.ema
     params = model_part(setup.parametrization, setup.abstract.params)
     programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
     losses = {
         name: ValidationLoss(
-            setup.config, setup.model, setup.mesh, params, store, name, besides, programs
+            setup.config, setup.model, setup.mesh, params, store, name, resident, programs
         )
         for name, store in setup.corpus.valid.items()
     }
-    return lambda params, after_batch: with_means(
+    return lambda params, after_batch: average_over_sets(
         {name: loss(params, after_batch) for name, loss in losses.items()}
     )
 
 
-def with_means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def average_over_sets(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Average {set: {metric: value}} over sets: {metric: mean, "metric/SET": value}.
 
     All sets have the same weight, whatever their size. Only named sets get a value of their own.
@@ -242,7 +242,7 @@ class ValidationLoss:
     Args:
         params: parameters, or their abstract shapes and shardings.
         split: name of the store, as in `split_source`.
-        besides: other arrays on the devices during the evaluation, such as the optimizer state.
+        resident: other arrays on the devices during the evaluation, such as the optimizer state.
         programs: compiled programs by shape, shared with other stores of the run. New ones are
             added.
     """
@@ -255,7 +255,7 @@ class ValidationLoss:
         params: Params,
         store: TokenStore,
         split: str = "valid",
-        besides: PyTree = (),
+        resident: PyTree = (),
         programs: dict[tuple[int, ...], jax.stages.Compiled] | None = None,
     ):
         self._mesh, self._config, self._store, self._split = mesh, config, store, split
@@ -284,7 +284,7 @@ class ValidationLoss:
 
         new = [shape for shape, _ in self._parts if shape.array_shape not in self._programs]
         program = Program(function, inputs, describe)
-        self._programs.update(compile_programs(program, new, mesh, besides=besides))
+        self._programs.update(compile_programs(program, new, mesh, resident=resident))
 
     def _longest(self, limit: int | None = None) -> str:
         """Describe the longest pair of the store.

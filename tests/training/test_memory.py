@@ -16,4 +16,6 @@ def test_memory_of_a_program_is_checked():
     for available in (None, 2**30):
         setup.check_fits_in_memory(compiled, available, "it", "")
     with refused("3.00 GiB", "1.00 GiB", "Use less"):
-        setup.check_fits_in_memory(compiled, 2**30, "it", "Use less.", besides=struct((768, 2**20)))
+        setup.check_fits_in_memory(
+            compiled, 2**30, "it", "Use less.", resident=struct((768, 2**20))
+        )

@@ -30,8 +30,8 @@ def memory_estimates(monkeypatch, make) -> list[int]:
     """Memory estimates, in bytes, of the programs of `make()`, in order."""
     checks = []
 
-    def check(compiled, available, name, advice, *, besides=()):
-        checks.append(setup.program_memory(compiled)["peak"] + setup.resident_bytes(besides))
+    def check(compiled, available, name, advice, *, resident=()):
+        checks.append(setup.program_memory(compiled)["peak"] + setup.resident_bytes(resident))
 
     with monkeypatch.context() as patch:
         patch.setattr("t2t_flax.training.setup.check_fits_in_memory", check)

@@ -87,14 +87,14 @@ class DeviceRun:
         return Programs(by_layer, update, lowered.as_text(), update.as_text() or "")
 
     def _layers(self, params, batch):
-        def of_shard(params, part):
+        def on_shard(params, part):
             rows, numbers = part
             noise = Noise(noise_key(self.config.seed.dropout, 0), numbers)
             return activations(self.model, self.parametrization.merge(params), rows, noise)
 
         numbers = jnp.arange(self.probe.size[1], dtype=jnp.uint32)
         first = jax.tree.map(lambda x: x[0], batch)
-        seen = mesh_lib.over_shards(of_shard, self.probe.shards)(params, (first, numbers))
+        seen = mesh_lib.over_shards(on_shard, self.probe.shards)(params, (first, numbers))
         return seen if self.probe.shards > 1 else jax.tree.map(lambda x: x[None], seen)
 
     def whole(self, tree: Any) -> Any:
