@@ -28,7 +28,7 @@ Schedule = Callable[[jax.Array | int], jax.Array]
 class AveragingDirection(optax.GradientTransformation):
     """Direction of an optimizer that brings its own average of the parameters."""
 
-    def around(
+    def wrap(
         self, config: Config, optimizer: optax.GradientTransformation
     ) -> optax.GradientTransformation:
         """Wrap the optimizer of the trained parameters that has this direction."""
@@ -55,11 +55,11 @@ def make_optimizer(config: Config, parametrization: Parametrization) -> TrainOpt
     if o.weight_decay:
         parts.append(optax.add_decayed_weights(o.weight_decay, mask=decayed))
     parts.append(optax.scale_by_learning_rate(lambda count: rate(count + 1)))
-    whole = optax.chain(*parts)
+    optimizer = optax.chain(*parts)
     average = _moving_average(o.ema_decay) if o.ema_decay else None
     if isinstance(direction, AveragingDirection):
-        whole, average = direction.around(config, whole), direction.average
-    return TrainOptimizer(whole.init, whole.update, average)
+        optimizer, average = direction.wrap(config, optimizer), direction.average
+    return TrainOptimizer(optimizer.init, optimizer.update, average)
 
 
 def _moving_average(decay: float) -> Callable[[PyTree, PyTree, PyTree], PyTree]:

@@ -32,7 +32,7 @@ def schedule_free_adamw(config: Config) -> "ScheduleFree":
 class ScheduleFree(AveragingDirection):
     """Direction of z."""
 
-    def around(
+    def wrap(
         self, config: Config, optimizer: optax.GradientTransformation
     ) -> optax.GradientTransformation:
         """Return the optimizer of y, around one that moves z."""
