@@ -291,14 +291,14 @@ def _write(
     policies, parts = encoder.policies, source.parts
     shown = dict(source.reasons) | {f.reason: f.shown for f in policies.filters}
     counts: list[collections.Counter[str]] = [collections.Counter() for _ in parts]
-    report(stage, 0, source.expected_count(), "pairs")
+    report(stage, 0, source.count, "pairs")
     with contextlib.closing(encode_all(encoder, source, num_workers, report)) as chunks:
         for part, of_part in itertools.groupby(chunks, operator.attrgetter("part")):
             for chunk in of_part:
                 writer.write(*chunk.sides)
                 counts[part].update(chunk.counts)
                 done = sum(one["pairs_read"] for one in counts)
-                report(stage, done, source.expected_count(), "pairs")
+                report(stage, done, source.count, "pairs")
             _require_nonempty(parts[part], counts[part], policies, shown)
     sums, names = sum(counts, collections.Counter()), [*COUNTS, *shown]
     writer.meta.update({name: sums[name] for name in names})

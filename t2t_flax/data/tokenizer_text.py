@@ -72,9 +72,11 @@ class TokenizerText(Source):
         The pairs have text on both sides, and no filter drops them because of other pairs.
         """
         self._dropped = Counter[str]()
-        numbers, count = itertools.count(), self.source.expected_count
+        numbers = itertools.count()
         for of_part in rows_of(self.source.parts, self.filters, self.report):
-            rows = reported(of_part, numbers, "sample sentences", self.report, count)
+            rows = reported(
+                of_part, numbers, "sample sentences", self.report, lambda: self.source.count
+            )
             yield filter(None, map(self._with_text, rows))
 
     def _with_text(self, row: Unread) -> tuple[str, str] | None:

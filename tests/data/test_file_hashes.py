@@ -1,6 +1,5 @@
 """Hashes of source files: those of their bytes, read once as long as the files do not change."""
 
-import gzip
 import hashlib
 import json
 import os
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from t2t_flax.data import file_hashes
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.file_hashes import file_sha256, hash_files
-from t2t_flax.data.sources import open_source
 from t2t_flax.tasks import task_of
 
 
@@ -38,14 +36,13 @@ def files_read(monkeypatch):
     return read
 
 
-@given(st.binary(max_size=200), st.integers(1, 64))
-def test_hash_is_that_of_the_bytes(tmp_path_factory, data, block):
+@given(st.binary(max_size=200))
+def test_hash_is_that_of_the_bytes(tmp_path_factory, data):
     path = epath.Path(tmp_path_factory.mktemp("files")) / "f"
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_hashes, "_BLOCK", block)
         patch.setattr(file_hashes, "_known", {})
-        assert hash_files([path])[0] == (hashlib.sha256(data).hexdigest(), data.count(b"\n"))
+        assert hash_files([path])[0] == hashlib.sha256(data).hexdigest()
 
 
 def files_in(folder, **contents):
@@ -60,7 +57,7 @@ def test_unchanged_files_are_read_once_and_changed_ones_again(tmp_path, forgotte
         epath.Path(tmp_path) / "cache" / "index.json",
     )
     first = hash_files(paths, index)
-    assert files_read == ["a", "b"] and [entry.lines for entry in first] == [1, 2]
+    assert files_read == ["a", "b"]
     forgotten()
     assert hash_files(paths[::-1], index) == first[::-1] and len(files_read) == 2
     forgotten()
@@ -107,23 +104,10 @@ def test_file_that_changes_while_it_is_hashed_is_an_error(tmp_path, monkeypatch)
 def test_damaged_index_is_written_again(tmp_path, files_read, content, forgotten):
     (path,), index = files_in(tmp_path, a="a"), epath.Path(tmp_path) / "index.json"
     index.write_text(content.replace('"a"', json.dumps(str(path))))
-    assert hash_files([path], index)[0].sha256 == hashlib.sha256(b"a").hexdigest()
+    assert hash_files([path], index)[0] == hashlib.sha256(b"a").hexdigest()
     forgotten()
     hash_files([path], index)
     assert files_read == ["a"]
-
-
-def test_lines_are_the_expected_pairs_of_plain_text(tmp_path):
-    texts = "a house\n" * 3
-    (tmp_path / "t.en").write_text(texts), (tmp_path / "t.de").write_text(texts)
-    for language in ("en", "de"):
-        (tmp_path / f"z.{language}.gz").write_bytes(gzip.compress(texts.encode()))
-    where = dict(root=str(tmp_path), source_language="en", target_language="de")
-    plain, compressed = open_source("t.en,t.de", **where), open_source("z.en.gz,z.de.gz", **where)
-    assert plain.expected_count() is None
-    assert plain.fingerprint() != compressed.fingerprint()
-    assert (plain.expected_count(), compressed.expected_count()) == (3, None)
-    assert len([*compressed.pairs()]) == compressed.expected_count() == 3
 
 
 def test_start_of_a_prepared_run_does_not_read_the_corpus(tmp_path, forgotten, monkeypatch):

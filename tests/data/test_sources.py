@@ -70,10 +70,6 @@ def test_the_first_bytes_say_what_a_file_is(corpora, named, content):
     (corpora / f"x.en{named}").write_bytes((corpora / f"t.en{content}").read_bytes())
     source = open_en_de(f"x.en{named},t.de", corpora)
     assert list(source.pairs()) == PAIRS
-    source = open_en_de(f"x.en{named},t.de", corpora)
-    assert source.fingerprint() and source.expected_count() == (
-        None if named or content else len(PAIRS)
-    )
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ import numpy as np
 from etils import epath
 
 from t2t_flax.data.compression import SUFFIXES
-from t2t_flax.data.file_hashes import known_lines
 from t2t_flax.data.hashing import key_of, mix
 from t2t_flax.errors import UserError
 from t2t_flax.registry import SOURCES, load_extensions
@@ -49,9 +48,6 @@ class Source(abc.ABC):
     The values show them after a number: "with a low score".
     """
 
-    pair_a_line = False
-    """True if each line of the first file is a pair."""
-
     def __init__(self, spec: str, count: int | None = None, *, files: Iterable[epath.Path] = ()):
         self.spec = spec
         self.files = tuple(files)
@@ -73,15 +69,6 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def fingerprint(self) -> str:
         """Return the sha256 (hex) of the content, wherever it is stored."""
-
-    def expected_count(self) -> int | None:
-        """Return the number of pairs, for progress; None if it is unknown.
-
-        It is `count`, or the number of lines of a file that was hashed.
-        """
-        if self.count is None and self.pair_a_line and self.files[0].suffix not in SUFFIXES:
-            return known_lines(self.files[0])
-        return self.count
 
     def where(self, i: int) -> str:
         """Return the location of pair i for error messages: 'train.en line 17'.
@@ -157,9 +144,6 @@ class DerivedSource(Source):
         self.source, self.reference_count = source, source.reference_count
         self.tag, self.reasons = source.tag, source.reasons
 
-    def expected_count(self):
-        return self.source.expected_count() if self.count is None else self.count
-
     def where(self, i):
         return self.source.where(i)
 
@@ -204,9 +188,6 @@ class JoinedSource(Source):
     def count(self):  # type: ignore[override]
         """Sum of the parts' counts; None until all are known."""
         return total(part.count for part in self._parts)
-
-    def expected_count(self):
-        return total(part.expected_count() for part in self._parts)
 
     @property
     def reasons(self):  # type: ignore[override]

@@ -67,9 +67,6 @@ class SeveralFiles(Source):
             if not count:
                 _say_empty(self.spec, *source.files)
 
-    def expected_count(self):
-        return total(source.expected_count() for source in self._sources)
-
     def fingerprint(self):
         return sha256_of("files", *(source.fingerprint() for source in self._sources))
 

@@ -22,8 +22,6 @@ class TextSource(Source):
     Line i of each reference file translates line i of the first file.
     """
 
-    pair_a_line = True
-
     def __init__(self, spec: str, source: epath.Path, *references: epath.Path):
         super().__init__(spec, files=[source, *references])
 

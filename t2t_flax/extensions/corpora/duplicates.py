@@ -80,7 +80,7 @@ def _find(parts: Sequence[Source], report: Report) -> Sequence[np.ndarray]:
                 numbers,
                 "look for duplicates",
                 report,
-                lambda: total(p.expected_count() for p in parts),
+                lambda: total(p.count for p in parts),
             )
             counts.append(partitions.add(_digests(part, rows)))
         marked = np.zeros(sum(counts), bool)

@@ -26,8 +26,6 @@ class JsonLinesSource(Source):
         columns: None = the languages.
     """
 
-    pair_a_line = True
-
     def __init__(
         self, spec: str, path: epath.Path, languages: tuple[str, str], columns: Columns | None
     ):

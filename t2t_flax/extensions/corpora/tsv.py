@@ -22,8 +22,6 @@ class TsvSource(Source):
         columns: column numbers, from 1; None = source and target, and nothing else.
     """
 
-    pair_a_line = True
-
     def __init__(self, spec: str, path: epath.Path, columns: Columns | None):
         super().__init__(spec, files=[path])
         self._path, self._columns = path, columns

@@ -32,10 +32,6 @@ class FirstPairs(DerivedSource):
             if not left:
                 return
 
-    def expected_count(self):
-        count = self.source.expected_count() if self.count is None else self.count
-        return count and min(count, self._limit)
-
     def fingerprint(self):
         return sha256_of(self.source.fingerprint(), str(self._limit))
 
@@ -57,9 +53,6 @@ class RandomPairs(DerivedSource):
 
     def read(self):
         return (row for _, row in self._chosen())
-
-    def expected_count(self):
-        return self.count
 
     def _chosen(self) -> Iterator[tuple[int, Row]]:
         """Yield (index in the source, row) of each chosen pair."""

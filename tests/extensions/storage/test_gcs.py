@@ -153,7 +153,7 @@ def test_text_is_read_once_and_again_when_it_is_replaced(gcs, monkeypatch):
 
     def hash_in_a_new_process():
         monkeypatch.setattr(file_hashes, "_known", {})
-        return file_hashes.hash_files([text], index)[0].sha256
+        return file_hashes.hash_files([text], index)[0]
 
     gcs.put("bucket", "t", data, {})
     assert hash_in_a_new_process() == hash_in_a_new_process() == hashlib.sha256(data).hexdigest()
