@@ -110,15 +110,9 @@ def batches_of(config: Config, corpus: Corpus, *, shards: int = 1) -> Batches:
     Args:
         shards: number of devices that divide the batches.
     """
-    drawing = (hook for hook in data_hooks(config) if hook.draws)
-    readers = (hook.draw(corpus.train, corpus.tokenizers) for hook in drawing)
+    make_stream = training_stream(config, corpus.tokenizers)
     return Batches(
-        corpus.train,
-        config.data,
-        seed=config.seed.data,
-        shards=shards,
-        make_stream=training_stream(config),
-        reader=next(readers, None),
+        corpus.train, config.data, seed=config.seed.data, shards=shards, make_stream=make_stream
     )
 
 
@@ -290,8 +284,8 @@ def training_policies(config: Config) -> Policies:
     """Return the policies for data.train. Other splits keep every pair."""
     d = config.data
     filters = tuple(pair_filter for hook in data_hooks(config) for pair_filter in hook.filters())
-    draws = any(hook.draws for hook in data_hooks(config))
-    return Policies(d.max_length, d.on_too_long, "drop", d.source_eos, filters, keep_texts=draws)
+    texts = any(hook.reads_texts for hook in data_hooks(config))
+    return Policies(d.max_length, d.on_too_long, "drop", d.source_eos, filters, keep_texts=texts)
 
 
 def _split_store(
@@ -347,8 +341,7 @@ def _tokenizers(
     if data.tokenizer_model and not initial:
         _check_vocab_size(pair, config)
     _check_symbols(pair.source, control_symbols(config))
-    for hook in data_hooks(config):
-        hook.draw(None, pair)
+    training_stream(config, pair)  # report errors of the tokenizers before tokenizing
     held_out = (name for split in ("valid", "test") for name in _sets(config)[split])
     for one in (source, *(split_source(task, name) for name in held_out)):
         _check_languages(pair.source, one)

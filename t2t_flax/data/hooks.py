@@ -6,7 +6,6 @@ from typing import Any
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.data.batching.layouts import PairReader
 from t2t_flax.data.batching.updates import MakeStream, plain_stream
 from t2t_flax.data.preprocess import PairFilter
 from t2t_flax.data.sources import Source
@@ -53,21 +52,13 @@ class DataHook:
         """Return a folder whose tokenizers a new run uses, or None for its own tokenizers."""
         return None
 
-    draws = False
-    """True if `draw` reads the pairs in place of the store.
+    reads_texts = False
+    """True if the stream reads the texts of the pairs, which the store then keeps."""
 
-    The store then keeps their texts.
-    """
-
-    def draw(self, store: TokenStore | None, tokenizers: TokenizerPair) -> PairReader | None:
-        """Return a reader of the training pairs, or None before there is a store.
-
-        Raises UserError before anything is written if the tokenizers lack something.
-        """
-        return None
-
-    def stream(self, make: MakeStream) -> MakeStream:
+    def stream(self, make: MakeStream, tokenizers: TokenizerPair) -> MakeStream:
         """Return the function that makes the stream of the training pairs.
+
+        Raises UserError, before anything is written, if the tokenizers lack something.
 
         Args:
             make: the function from the hooks before this one.
@@ -122,9 +113,9 @@ def control_symbols(config: Config) -> dict[str, str]:
     return dict(sorted(symbols.items()))
 
 
-def training_stream(config: Config) -> MakeStream:
+def training_stream(config: Config, tokenizers: TokenizerPair) -> MakeStream:
     """Return the function that makes the stream of a run's training pairs."""
     make: MakeStream = plain_stream
     for hook in data_hooks(config):
-        make = hook.stream(make)
+        make = hook.stream(make, tokenizers)
     return make

@@ -261,7 +261,12 @@ def test_one_window_is_drawn_to_estimate_an_epoch(store, monkeypatch):
 def test_ids_may_be_drawn_anew_in_each_epoch(store, batching):
     """Also in an update with pairs of two windows."""
     config = dataclasses.replace(DATA, batching=batching, max_length=48, pack_length=48)
-    batches = Batches(store, config, seed=0, reader=Repeated(store))
+    batches = Batches(
+        store,
+        config,
+        seed=0,
+        make_stream=lambda reader, *arguments: plain_stream(Repeated(reader.store), *arguments),
+    )
     seen, k = np.zeros(900, int), 0
     while seen.min() < 2:
         batch = batches.batch(k)

@@ -28,7 +28,6 @@ class Batches:
     Args:
         shards: number of devices along the batch (data * fsdp). Arrays are padded with empty rows
             to a multiple of it.
-        reader: reader of the pairs; by default it reads the store's ids.
 
     Attributes:
         shapes: closed list of shapes, ascending.
@@ -43,9 +42,8 @@ class Batches:
         seed: int,
         shards: int = 1,
         make_stream: MakeStream = plain_stream,
-        reader: PairReader | None = None,
     ):
-        self.stream = make_stream(reader or PairReader(store), config, seed, None)
+        self.stream = make_stream(PairReader(store), config, seed, None)
         # Sizes do not depend on the mesh, because the order of the pairs must not.
         self._shapes = {
             Shape(*size): shape_of(*size, config.microbatch_tokens, shards)

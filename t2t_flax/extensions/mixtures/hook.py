@@ -54,7 +54,7 @@ class MixturesHook(DataHook):
         mean = sum(weights.values()) / len(weights)
         return MixedText(text, Shares(tuple(weights.get(name, mean) for name in names), 0.0))
 
-    def stream(self, make):
+    def stream(self, make, tokenizers):
         return mixed_stream(make, self._config)
 
     def trained_tokens(self):

@@ -319,7 +319,7 @@ class PaddedBatches(DataHook):
     def __init__(self, config: Config):
         self._groups, self._tokens = config.group("recipes").batch_groups, config.data.batch_tokens
 
-    def stream(self, make: MakeStream) -> MakeStream:
+    def stream(self, make, tokenizers):
         return padded_stream(self._groups)
 
     def describe(self, store):

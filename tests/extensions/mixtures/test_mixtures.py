@@ -45,7 +45,7 @@ def config_of(train="clean=a.tsv; bt=b.tsv", data=(), **keys) -> Config:
 
 def batches_of(store, seed=0, data=(), **keys) -> Batches:
     config = config_of(data=data, **keys)
-    return Batches(store, config.data, seed=seed, make_stream=training_stream(config))
+    return Batches(store, config.data, seed=seed, make_stream=training_stream(config, None))
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_pairs_are_seen_equally_often_over_phases(pairs, weights, lengths, seed)
     store = Lengths(*np.random.default_rng(seed).integers(2, 20, (2, sum(pairs))))
     store.pairs_of_sources = pairs
     config = config_of(train="; ".join(f"{name}=x.tsv" for name in names), shares=shares)
-    batches = Batches(store, config.data, seed=seed, make_stream=training_stream(config))
+    batches = Batches(store, config.data, seed=seed, make_stream=training_stream(config, None))
     seen = np.zeros(sum(pairs), int)
     ends = np.cumsum(pairs)
     for k in range(int(starts[-1]) + 20):

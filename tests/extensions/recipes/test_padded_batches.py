@@ -106,7 +106,7 @@ def test_epoch_contains_every_pair_once_in_fixed_groups(lengths):
 def test_batches_of_groups_have_shapes_of_the_closed_list(tmp_path):
     store = write_store(tmp_path / "store", random_pairs(600))
     config = small_config(data=dict(batch_tokens=400), recipes=dict(batch_groups=2))
-    batches = Batches(store, config.data, seed=0, make_stream=training_stream(config))
+    batches = Batches(store, config.data, seed=0, make_stream=training_stream(config, None))
     shapes = {(s.micro, s.rows, s.length) for s in batches.shapes}
     assert 1 < len(shapes) <= 4
     visited = []
