@@ -150,7 +150,8 @@ def shortened(command: str) -> str:
         return re.sub(r"--tokens=\d+", "--tokens=2048 --factors=1,2 --noise-batches=16", command)
     if name == "sweep" and "--workdir=sweeps/dropout --set" in command:
         few = {"train.steps": 2, "checkpoint.every_steps": 2, "eval.every_steps": 2}
-        return command.replace("--seeds=2", "--seeds=1") + overrides(TINY | BUILT_IN | SHORT | few)
+        command = command.replace("dropout=0.0,0.1 --seeds=2", "dropout=0.1 --seeds=1")
+        return command + overrides(TINY | BUILT_IN | SHORT | few)
     if name == "sweep" and (config or "--sweep=" in command):
         return f"{command} --dry-run"
     return command

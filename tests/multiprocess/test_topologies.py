@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.processes import Processes, command, evaluations, losses, record
 
+from t2t_flax.__main__ import main
 from t2t_flax.training.progress import read_metrics
 
 pytestmark = [pytest.mark.timeout(1500), pytest.mark.slow]
@@ -20,10 +21,7 @@ BLEU = dict(eval_decode_every_steps=20, eval_decode_sentences=8)
 def one_process_run(tmp_path_factory, cache):
     """The run on one process with one device."""
     workdir = tmp_path_factory.mktemp("one") / "run"
-    with Processes(
-        workdir.parent / "logs", 1, command(workdir, cache, mesh_cpu_devices=1, **BLEU)
-    ) as alone:
-        assert alone.wait() == [0], alone.outputs()
+    assert main(command(workdir, cache, mesh_cpu_devices=1, **BLEU)[3:]) == 0
     assert len(losses(workdir)) == STEPS
     return workdir
 
@@ -76,9 +74,8 @@ def test_run_is_the_same_on_any_number_of_processes(one_process_run, tmp_path, c
     # The checkpoint of several processes, restored by one for evaluation.
     moved = tmp_path / "moved"
     shutil.copytree(tmp_path / "run", moved, ignore=shutil.ignore_patterns("eval"))
-    alone = dict(mesh_cpu_devices=1, mesh_fsdp=1, mesh_tensor=1, mesh_data=1, mesh_slices=0)
-    with Processes(tmp_path / "logs", 1, command(moved, cache, "evaluate", **alone)) as evaluated:
-        assert evaluated.wait() == [0], evaluated.outputs()
+    alone = dict(mesh_cpu_devices=1, mesh_fsdp=1, mesh_tensor=1, mesh_data=-1, mesh_slices=0)
+    assert main(command(moved, cache, "evaluate", **alone)[3:]) == 0
     assert (
         record(moved, f"test-{STEPS}")["text"] == record(one_process_run, f"test-{STEPS}")["text"]
     )
