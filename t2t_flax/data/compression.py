@@ -6,7 +6,7 @@ import io
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any
 
 from t2t_flax.errors import require
@@ -23,6 +23,7 @@ SUFFIXES = tuple(FORMS)
 HEAD = 10
 """Number of first bytes that tell the form."""
 _BLOCK = 1 << 16
+_Decompressor = bz2.BZ2Decompressor | lzma.LZMADecompressor
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f\x7f]")
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 """Errors of damaged data.
@@ -43,8 +44,8 @@ def form_of(head: bytes, suffix: str = "") -> str:
     return next((form for form, first in FORMS.items() if first.match(head)), damaged)
 
 
-def decompressed(raw: IO[bytes], form: str) -> Any:
-    """Return a context with the uncompressed bytes of an open file, streamed."""
+def decompressed(raw: IO[bytes], form: str) -> IO[bytes] | io.BufferedIOBase:
+    """Return a stream of the uncompressed bytes of an open file."""
     if form == ".gz":
         return gzip.GzipFile(fileobj=raw)
     if form in (".bz2", ".xz"):
@@ -60,7 +61,7 @@ def decompressed(raw: IO[bytes], form: str) -> Any:
     return raw
 
 
-def _blocks(raw: IO[bytes], make: Callable[[], Any]) -> Iterator[bytes]:
+def _blocks(raw: IO[bytes], make: type[_Decompressor]) -> Iterator[bytes]:
     """Yield the uncompressed bytes of one or more streams.
 
     bz2.open and lzma.open ignore unknown bytes after a stream. This function raises an error of

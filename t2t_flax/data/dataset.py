@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from etils import epath
 
@@ -449,5 +449,5 @@ def _cache(config: Config, workdir: epath.Path) -> str:
     return expand_home(config.data.cache, "config.data.cache") or str(workdir / "data")
 
 
-def _digest(*parts: Any) -> str:
+def _digest(*parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,7 +1,6 @@
 """Data hooks of extensions; see `registry.Group.data_hook`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from etils import epath
 
@@ -80,7 +79,7 @@ class DataHook:
         """
         return ()
 
-    def record(self, name: str) -> dict[str, Any]:
+    def record(self, name: str) -> dict[str, object]:
         """Return entries about the data for the record of a validation or test set."""
         return {}
 

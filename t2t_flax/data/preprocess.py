@@ -16,7 +16,7 @@ from etils import epath
 
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.progress import Report, silent
-from t2t_flax.data.sources import Source, counted
+from t2t_flax.data.sources import PairOrReason, Source, counted
 from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, upload
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.workers import Workers, num_cores
@@ -46,9 +46,6 @@ well, so the counts of all reasons add up to `dropped`.
 """
 
 EMPTY = "with an empty side"  # in messages, after a number
-
-Unread = tuple[str, str] | str
-"""Texts of a pair, or the reason why it is dropped before it is tokenized."""
 
 
 class Pair(NamedTuple):
@@ -93,8 +90,8 @@ class PairFilter:
         return {}
 
     def rows(
-        self, parts: Sequence[Source], rows: Sequence[Iterator[Unread]], report: Report
-    ) -> Sequence[Iterator[Unread]]:
+        self, parts: Sequence[Source], rows: Sequence[Iterator[PairOrReason]], report: Report
+    ) -> Sequence[Iterator[PairOrReason]]:
         """Return the rows of each part, with the reason in place of each dropped pair.
 
         This method drops pairs because of other pairs. It may read the parts once beforehand.
@@ -178,7 +175,7 @@ class Encoder:
     tag: str = ""
     """Text before the source sentences, its space included; filters do not see it."""
 
-    def __call__(self, pairs: list[Unread]) -> Chunk:
+    def __call__(self, pairs: list[PairOrReason]) -> Chunk:
         policies = self.policies
         encode = self.tokenizers.source.encode, self.tokenizers.target.encode_text
         ids: list[list[list[int]]] = [
@@ -207,7 +204,7 @@ class Encoder:
         return Chunk(self.part, counts, sides, dropped)
 
     def _reasons(
-        self, pairs: list[Unread], ids: list[list[list[int]]]
+        self, pairs: list[PairOrReason], ids: list[list[list[int]]]
     ) -> tuple[list[str], list[int]]:
         """Return (first reason to drop each pair, "" if it is kept; pairs that are too long)."""
         policies, symbols = self.policies, len(self.tokenizers.source.split(self.tag)[0])
@@ -365,19 +362,19 @@ def encode_all(
                 yield from workers.map(calls, num_workers * CHUNKS_IN_FLIGHT)
 
 
-def _chunks_of(rows: Iterator[Unread]) -> Iterator[list[Unread]]:
+def _chunks_of(rows: Iterator[PairOrReason]) -> Iterator[list[PairOrReason]]:
     while chunk := list(itertools.islice(rows, CHUNK_PAIRS)):
         yield chunk
 
 
 def rows_of(
     parts: Sequence[Source], filters: Sequence[PairFilter], report: Report = silent
-) -> Sequence[Iterator[Unread]]:
+) -> Sequence[Iterator[PairOrReason]]:
     """Return the rows of each part of a source, as the filters leave them.
 
     The reason stands in place of a pair that a filter drops because of other pairs.
     """
-    rows: Sequence[Iterator[Unread]] = [part.rows() for part in parts]
+    rows: Sequence[Iterator[PairOrReason]] = [part.rows() for part in parts]
     for pair_filter in filters:
         rows = pair_filter.rows(parts, rows, report)
     return rows

@@ -126,7 +126,7 @@ class TokenStore:
             for name, pairs, of_source in zip(names, self.pairs_of_sources, counts, strict=False)
         ]
 
-    def _notes(self, counts: Mapping[str, Any]) -> str:
+    def _notes(self, counts: Mapping[str, int]) -> str:
         reasons = {"empty": "empty", "too_long": "too long", **self.meta.get("reasons", {})}
         notes = counted(counts, {"dropped": "dropped", **reasons, "truncated": "truncated"})
         return f" (of {counts['pairs_read']:,}: {notes})" if notes else ""
@@ -199,12 +199,12 @@ def upload(folder: epath.PathLike, local: Path) -> None:
     """Copy a finished local store into its object store, if `folder` is in one."""
 
 
-def stored_sides(meta: Mapping[str, Any]) -> list[str]:
+def stored_sides(meta: Mapping[str, object]) -> list[str]:
     """Return the sides of a store, from its meta.json."""
     return [side for side in (*SIDES, *TEXTS) if side in meta]
 
 
-def files_of(meta: Mapping[str, Any]) -> list[str]:
+def files_of(meta: Mapping[str, object]) -> list[str]:
     """Return the names of a store's files beside meta.json."""
     return [
         f"{side}.{part}" for side in stored_sides(meta) for part in ("ids", "lengths", "offsets")

@@ -5,9 +5,9 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from t2t_flax.data.preprocess import CHUNK_PAIRS, EMPTY, Pair, Policies, Unread, rows_of
+from t2t_flax.data.preprocess import CHUNK_PAIRS, EMPTY, Pair, Policies, rows_of
 from t2t_flax.data.progress import Report, reported, silent
-from t2t_flax.data.sources import Source, counted, draw_pairs
+from t2t_flax.data.sources import PairOrReason, Source, counted, draw_pairs
 from t2t_flax.errors import UserError
 
 CHARACTERS_OF_TOKEN = 16
@@ -79,7 +79,7 @@ class TokenizerText(Source):
             )
             yield filter(None, map(self._with_text, rows))
 
-    def _with_text(self, row: Unread) -> tuple[str, str] | None:
+    def _with_text(self, row: PairOrReason) -> tuple[str, str] | None:
         """Return the pair, or None if it is dropped, has an empty side or is too long.
 
         Dropped pairs are counted.

@@ -4,7 +4,7 @@ A layout is a function of a `Layouter` and the window's number, so any process c
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class PairReader:
         return False
 
     @property
-    def key(self) -> Any:
+    def key(self) -> object:
         """Inputs of the sentences other than the store, as JSON."""
         return None
 
@@ -128,7 +128,7 @@ class Layouter:
         return self.sizes[0][1] if self.packed else 1
 
     @property
-    def key(self) -> list[Any]:
+    def key(self) -> list[object]:
         """Inputs of the layouts, as JSON.
 
         Packed rows do not depend on the number of rows in an update.

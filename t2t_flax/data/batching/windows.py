@@ -4,7 +4,7 @@ A window holds the pairs that are laid out at once.
 """
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class Windows(Protocol):
     """
 
     @property
-    def key(self) -> Any: ...
+    def key(self) -> object: ...
 
     @property
     def per_epoch(self) -> int: ...

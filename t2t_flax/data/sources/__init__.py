@@ -13,7 +13,8 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from types import ModuleType
+from typing import Generic, TypeVar
 
 import numpy as np
 from etils import epath
@@ -30,6 +31,8 @@ _BLOCK = 4096
 Item = TypeVar("Item")
 Row = tuple[str, ...] | str
 """Source, target and further references of a pair, or the reason for dropping it."""
+PairOrReason = tuple[str, str] | str
+"""Source and target of a pair, or the reason for dropping it."""
 
 
 class Source(abc.ABC):
@@ -77,7 +80,7 @@ class Source(abc.ABC):
         """
         return f"{self.spec} pair {i + 1}"
 
-    def rows(self) -> Iterator[tuple[str, str] | str]:
+    def rows(self) -> Iterator[PairOrReason]:
         """Yield the pairs in order, each text on one line; dropped ones as a reason.
 
         The reason is one of `reasons`. The target is the first reference with text. Memory is
@@ -205,7 +208,7 @@ class JoinedSource(Source):
         return sha256_of(*(part.fingerprint() for part in self._parts))
 
 
-def counted(counts: Mapping[str, Any], shown: Mapping[str, str]) -> str:
+def counted(counts: Mapping[str, int], shown: Mapping[str, str]) -> str:
     """Return the counts above 0 as text: "3 duplicates, 1,000 with equal sides"."""
     return ", ".join(f"{counts[name]:,} {text}" for name, text in shown.items() if counts.get(name))
 
@@ -311,7 +314,7 @@ def open_source(
     return module.open_spec(spec, Context(root, (source_language, target_language), label))
 
 
-def _module_of(spec: str) -> Any:
+def _module_of(spec: str) -> ModuleType | None:
     """Return the module for the form of a spec; None if it has no known form."""
     load_extensions()
     name = _uncompressed(file_part(spec))

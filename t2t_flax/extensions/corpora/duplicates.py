@@ -10,9 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from t2t_flax.data.preprocess import Unread
 from t2t_flax.data.progress import Report, reported, silent
-from t2t_flax.data.sources import Source, sha256_of, total
+from t2t_flax.data.sources import PairOrReason, Source, sha256_of, total
 from t2t_flax.extensions.corpora.rules import Rule
 
 log = logging.getLogger("t2t_flax")
@@ -57,7 +56,9 @@ class Duplicates(Rule):
         return _marks[corpus]
 
 
-def _marked(pairs: Iterator[Unread], marks: np.ndarray, reason: str) -> Iterator[Unread]:
+def _marked(
+    pairs: Iterator[PairOrReason], marks: np.ndarray, reason: str
+) -> Iterator[PairOrReason]:
     """Yield the pairs, with the reason in place of the marked ones."""
     return (
         reason if mark and not isinstance(pair, str) else pair
@@ -134,7 +135,7 @@ class Partitions:
             yield np.frombuffer(file.read(), _RECORD)
 
 
-def _digests(part: Source, rows: Iterator[Unread]) -> Iterator[bytes]:
+def _digests(part: Source, rows: Iterator[PairOrReason]) -> Iterator[bytes]:
     """Yield 16 bytes for each row; none where the source drops a pair."""
     # Target-language symbol.
     language = [word for word in part.tag.split() if word.startswith("<2")]
