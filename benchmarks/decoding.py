@@ -218,7 +218,7 @@ def write_model(
     """
     lines: list[str] = []
     if workdir:
-        from t2t_flax.data.dataset import split_source
+        from t2t_flax.data.splits import split_source
         from t2t_flax.evaluation.restore import stored_config
         from t2t_flax.tasks import task_of
 

@@ -326,7 +326,7 @@ def entry_of(load: Load) -> dict:
 
 def main(argv: list[str]) -> None:
     """Measure and write the record."""
-    from t2t_flax.data.dataset import split_source
+    from t2t_flax.data.splits import split_source
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.tasks import task_of
 

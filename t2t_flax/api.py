@@ -68,7 +68,8 @@ def train(
     notes = _prepare_process(config)
 
     from t2t_flax.config.overrides import check_average, check_patience
-    from t2t_flax.data.dataset import check_sources, prepare_corpus
+    from t2t_flax.data.dataset import prepare_corpus
+    from t2t_flax.data.splits import check_sources
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.distributed.coordination import check_shared
     from t2t_flax.distributed.supervisor import run_job
@@ -154,7 +155,8 @@ def prepare(
     """
     from etils import epath
 
-    from t2t_flax.data.dataset import check_sources, describe_train, prepare_corpus
+    from t2t_flax.data.dataset import describe_train, prepare_corpus
+    from t2t_flax.data.splits import check_sources
     from t2t_flax.files import check_workdir
     from t2t_flax.tasks import task_of
     from t2t_flax.training.progress import bars
@@ -199,7 +201,7 @@ def evaluate(
     """
     from etils import epath
 
-    from t2t_flax.data.dataset import sets_of
+    from t2t_flax.data.splits import sets_of
     from t2t_flax.distributed.coordination import check_shared
     from t2t_flax.distributed.supervisor import run_job
     from t2t_flax.evaluation.restore import load as load_run

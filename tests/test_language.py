@@ -17,7 +17,7 @@ from t2t_flax.config import (
     resolve,
     to_json,
 )
-from t2t_flax.data.dataset import split_source
+from t2t_flax.data.splits import split_source
 from t2t_flax.language import Language, named_languages
 from t2t_flax.tasks import task_of
 from t2t_flax.tasks.translation import detokenizer, recipe, tokenizer_of

@@ -6,7 +6,7 @@ from etils import epath
 
 from t2t_flax.config import Config
 from t2t_flax.data.batching.updates import MakeStream, plain_stream
-from t2t_flax.data.preprocess import PairFilter
+from t2t_flax.data.preprocess import PairFilter, Policies
 from t2t_flax.data.sources import Source
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -110,6 +110,14 @@ def control_symbols(config: Config) -> dict[str, str]:
     """
     symbols = {symbol: key for hook in data_hooks(config) for symbol, key in hook.symbols().items()}
     return dict(sorted(symbols.items()))
+
+
+def training_policies(config: Config) -> Policies:
+    """Return the policies for data.train. Other splits keep every pair."""
+    d = config.data
+    filters = tuple(pair_filter for hook in data_hooks(config) for pair_filter in hook.filters())
+    texts = any(hook.reads_texts for hook in data_hooks(config))
+    return Policies(d.max_length, d.on_too_long, "drop", d.source_eos, filters, keep_texts=texts)
 
 
 def training_stream(config: Config, tokenizers: TokenizerPair) -> MakeStream:

@@ -24,9 +24,10 @@ from t2t_flax.config import Config
 from t2t_flax.config.data_keys import UNK
 from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import keys_that_change
-from t2t_flax.data.dataset import split_source, split_store
+from t2t_flax.data.dataset import split_store
 from t2t_flax.data.hooks import data_hooks
 from t2t_flax.data.sources import Source, has_text
+from t2t_flax.data.splits import split_source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translation, Translator
 from t2t_flax.distributed.coordination import ProcessGroup
@@ -69,7 +70,7 @@ def evaluate(
     group: ProcessGroup | None = None,
     why: str = "",
 ) -> tuple[Record, list]:
-    """Decode and score a validation or test set (see `dataset.sets_of`).
+    """Decode and score a validation or test set (see `splits.sets_of`).
 
     Writes the record WORKDIR/eval/NAME.json, with NAME from `record_name`. Beside it are
     NAME.hyp.txt and NAME.ref.txt (further references: NAME.ref2.txt ...), with a line for each

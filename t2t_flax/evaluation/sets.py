@@ -9,7 +9,7 @@ from etils import epath
 
 from t2t_flax.config import Config
 from t2t_flax.config.overrides import values_of_user
-from t2t_flax.data.dataset import sets_of
+from t2t_flax.data.splits import sets_of
 from t2t_flax.decoding.translator import check_decoder
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor

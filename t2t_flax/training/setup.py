@@ -19,7 +19,8 @@ from t2t_flax.config import Config
 from t2t_flax.config.data_keys import VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches, validation_batches
 from t2t_flax.data.batching.rows import HostBatch, Shape
-from t2t_flax.data.dataset import Corpus, batches_of, split_source
+from t2t_flax.data.dataset import Corpus, batches_of
+from t2t_flax.data.splits import split_source
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.workers import num_cores
 from t2t_flax.distributed import mesh as mesh_lib

@@ -22,7 +22,8 @@ from t2t_flax.config.overrides import _warn
 from t2t_flax.config.schema import CORE_GROUPS, conditions, fields, unmet
 from t2t_flax.data import dataset as corpus_module
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.dataset import prepare_corpus, split_source
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.splits import split_source
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.registry import SEARCHES

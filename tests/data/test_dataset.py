@@ -14,6 +14,7 @@ from t2t_flax.data import dataset, preprocess
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus, split_store
 from t2t_flax.data.sources import toy
+from t2t_flax.data.splits import split_source
 from t2t_flax.data.token_store import VERIFIED
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
@@ -121,7 +122,7 @@ def test_pairs_that_cannot_be_scored_are_counted_and_left_out(tmp_path, single_p
     for name, lines in sides.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
     task = task_of(config_of(valid="v.en,v.de,v2.de", root=str(tmp_path)))
-    source = dataset.split_source(task, "valid")
+    source = split_source(task, "valid")
     assert list(source.pairs()) == [("a", "y"), ("c", "z")], (
         "with the first reference that there is"
     )

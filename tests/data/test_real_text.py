@@ -7,7 +7,8 @@ import pytest
 
 from t2t_flax.config import load_config
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.dataset import prepare_corpus, split_source
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.splits import split_source
 from t2t_flax.tasks import task_of
 
 

@@ -14,9 +14,9 @@ from helpers.refusals import refused
 from t2t_flax import registry
 from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
-from t2t_flax.data.dataset import check_sources
 from t2t_flax.data.sources import Context, JoinedSource, Source, has_text, open_source
 from t2t_flax.data.sources.files import path_of
+from t2t_flax.data.splits import check_sources
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.tagged_source import TaggedSource
 from t2t_flax.tasks import task_of

@@ -11,7 +11,7 @@ from helpers.refusals import assert_names, refused, refused_command
 
 from t2t_flax.__main__ import main
 from t2t_flax.config import resolve
-from t2t_flax.data.dataset import check_sources, split_source
+from t2t_flax.data.splits import check_sources, split_source
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.evaluation.evaluate import evaluate
 from t2t_flax.evaluation.restore import TrainedModel, load, stored_config

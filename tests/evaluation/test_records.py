@@ -12,8 +12,8 @@ from helpers.refusals import assert_names, refused, refused_command
 from helpers.runs import start, tiny_run
 
 from t2t_flax.__main__ import main
-from t2t_flax.data.dataset import sets_of, split_source
 from t2t_flax.data.sources import toy
+from t2t_flax.data.splits import sets_of, split_source
 from t2t_flax.evaluation.evaluate import evaluate, path_of, summary
 from t2t_flax.evaluation.restore import load, read_config, stored_config
 from t2t_flax.tasks import task_of

@@ -11,7 +11,8 @@ from helpers.scores import score_translations, translation_config
 
 from t2t_flax.__main__ import main
 from t2t_flax.config.schema import HIGHER_IS_BETTER
-from t2t_flax.data.dataset import prepare_corpus, split_source
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.splits import split_source
 from t2t_flax.registry import TASKS
 from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.tasks.translation import METRICS

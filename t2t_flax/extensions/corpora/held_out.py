@@ -60,7 +60,7 @@ class HeldOut(Rule):
     @functools.cached_property
     def _texts(self) -> frozenset[str]:
         """Keys of the held-out texts."""
-        from t2t_flax.data.dataset import split_source
+        from t2t_flax.data.splits import split_source
         from t2t_flax.tasks import task_of
 
         found: set[str] = set()

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from t2t_flax.cli import arguments
 from t2t_flax.cli.lines import open_output
 from t2t_flax.config import Config, load_config
-from t2t_flax.data.dataset import split_source, training_policies
+from t2t_flax.data.hooks import training_policies
 from t2t_flax.data.preprocess import Encoder, Policies, encode_all
 from t2t_flax.data.sources import Source
+from t2t_flax.data.splits import split_source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import OK
 

@@ -12,7 +12,7 @@ from helpers.corpora import open_en_de
 from helpers.refusals import refused
 
 from t2t_flax.config import default_config, override, resolve
-from t2t_flax.data.dataset import check_sources
+from t2t_flax.data.splits import check_sources
 from t2t_flax.tasks import task_of
 
 ROWS = [

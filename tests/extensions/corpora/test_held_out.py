@@ -5,7 +5,8 @@ import pickle
 import pytest
 
 from t2t_flax.config import default_config, override, resolve
-from t2t_flax.data.dataset import prepare_corpus, training_policies
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.hooks import training_policies
 from t2t_flax.data.preprocess import Pair
 from t2t_flax.extensions.corpora.held_out import _key
 from t2t_flax.extensions.corpora.list_dropped import dropped_by

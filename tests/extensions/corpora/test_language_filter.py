@@ -10,7 +10,8 @@ import pytest
 from helpers.refusals import refused
 
 from t2t_flax.config import default_config, override, resolve
-from t2t_flax.data.dataset import prepare_corpus, training_policies
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.hooks import training_policies
 from t2t_flax.data.preprocess import Pair, Policies, recipe_of
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.sources.toy import ToySource

@@ -4,7 +4,7 @@ import pytest
 from helpers.refusals import refused
 
 from t2t_flax.config import default_config, override, resolve
-from t2t_flax.data.dataset import training_policies
+from t2t_flax.data.hooks import training_policies
 from t2t_flax.data.preprocess import Pair
 from t2t_flax.extensions.corpora.rules import Copies, LengthRatio
 

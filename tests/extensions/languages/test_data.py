@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from t2t_flax.config import Config, Data, default_config, override, resolve
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data import hooks
-from t2t_flax.data.dataset import prepare_corpus, split_source, split_store
+from t2t_flax.data.dataset import prepare_corpus, split_store
 from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
 from t2t_flax.data.sources import open_source
+from t2t_flax.data.splits import split_source
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, train_tokenizers
 from t2t_flax.extensions.shared.tagged_source import TaggedSource
 from t2t_flax.tasks import task_of

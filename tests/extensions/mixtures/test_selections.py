@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax.config import default_config, override, resolve
-from t2t_flax.data.dataset import split_source
 from t2t_flax.data.sources import Source
+from t2t_flax.data.splits import split_source
 from t2t_flax.extensions.mixtures import selections
 from t2t_flax.extensions.mixtures.selections import FirstPairs, RandomPairs
 from t2t_flax.tasks import task_of
