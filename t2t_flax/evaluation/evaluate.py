@@ -263,8 +263,8 @@ def record_name(loaded: TrainedModel, split: str, digest: str) -> tuple[str, str
     base = f"{split}-{steps[0]}" + (
         f"-mean{len(steps)}" if len(steps) > 1 else "-best" if best else ""
     )
-    own = current == identity(loaded.stored) and spec(loaded.config) == spec(loaded.stored)
-    if own and _identity_in(loaded.workdir / "eval" / f"{base}.json") in (None, current):
+    unchanged = current == identity(loaded.stored) and spec(loaded.config) == spec(loaded.stored)
+    if unchanged and _identity_in(loaded.workdir / "eval" / f"{base}.json") in (None, current):
         return base, current
     return f"{base}-{current[:8]}", current
 

@@ -104,9 +104,14 @@ def finish(
     evaluation, average = Evaluation({}, {}, []), config.checkpoint.average_last
     if config.data.test:
         best = end.reason == "patience" and not average
-        own = values_of_user(config)  # loading would drop them
+        overrides = values_of_user(config)  # loading would drop them
         loaded = load(
-            workdir, average=average, best=best, at_most=True, overrides=own, group=supervisor.group
+            workdir,
+            average=average,
+            best=best,
+            at_most=True,
+            overrides=overrides,
+            group=supervisor.group,
         )
         why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
         if best and loaded.checkpoint.metric is not None:

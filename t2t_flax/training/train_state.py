@@ -97,17 +97,16 @@ def abstract_state(
 
     Needs no work on a device.
     """
-    params, in_optimizer = (
-        run_params(config, model, parametrization, mesh, optimizer=x) for x in (False, True)
-    )
+    params = run_params(config, model, parametrization, mesh)
+    moments = run_params(config, model, parametrization, mesh, optimizer=True)
     with mesh_lib.use(mesh):
         step, opt_state, ema = jax.eval_shape(
-            functools.partial(_others, config, tx, parametrization), params
+            functools.partial(_rest_of_state, config, tx, parametrization), params
         )
     shardings = TrainState(
         mesh_lib.named(mesh, mesh_lib.REPLICATED),  # type: ignore[arg-type]  # shardings
         _shardings(params),
-        optimizer_shardings(opt_state, params, _shardings(in_optimizer), mesh),
+        optimizer_shardings(opt_state, params, _shardings(moments), mesh),
         ema and _shardings(params),
     )
     return _structs(TrainState(step, params, opt_state, ema), shardings), shardings
@@ -137,13 +136,13 @@ def init_state(
             )
             params = jax.jit(scale, out_shardings=shardings.params)(params)
         params = start(parametrization.initial(params, abstract.params, key))
-        others = shardings.step, shardings.opt_state, shardings.ema
-        make_others = functools.partial(_others, config, tx, parametrization)
-        step, opt_state, ema = jax.jit(make_others, out_shardings=others)(params)
+        rest_shardings = shardings.step, shardings.opt_state, shardings.ema
+        make_rest = functools.partial(_rest_of_state, config, tx, parametrization)
+        step, opt_state, ema = jax.jit(make_rest, out_shardings=rest_shardings)(params)
     return TrainState(step, params, opt_state, ema), shardings
 
 
-def _others(
+def _rest_of_state(
     config: Config, tx: TrainOptimizer, parametrization: Parametrization, params: Params
 ) -> tuple[jax.Array, PyTree, Params | None]:
     """Make the rest of a new state: step, optimizer state, average."""
@@ -183,7 +182,7 @@ def run_params(
 def gradient_shardings(
     config: Config, model: Transformer, parametrization: Parametrization, mesh: jax.sharding.Mesh
 ) -> Params:
-    """Return the shardings of the gradients, which are those of the optimizer state."""
+    """Return the shardings of the gradients: the same as of the optimizer state."""
     trained, _ = parametrization.split(
         _shardings(run_params(config, model, parametrization, mesh, optimizer=True))
     )
