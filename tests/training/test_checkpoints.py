@@ -122,6 +122,21 @@ def test_checkpoint_gets_the_metric_of_a_late_evaluation(tmp_path, training_setu
         assert metas[0] == metas[1] and list(metas[0]) == kept
 
 
+def test_an_interrupted_deletion_leaves_no_step_and_is_finished_later(tmp_path, three, monkeypatch):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(three, folder)
+
+    def interrupted(*args):
+        raise OSError(errno.EIO, "interrupted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("t2t_flax.training.checkpoints.delete", interrupted)
+        Checkpoints(folder, keep_last=1).delete_old()
+    assert Checkpoints(folder).steps() == [3] and len([*folder.iterdir()]) == 3
+    Checkpoints(folder).clean_up()
+    assert [path.name for path in folder.iterdir()] == ["3"]
+
+
 def test_failing_device_is_not_damage(tmp_path, three, training_setup, monkeypatch):
     """Intact checkpoints stay in place, and the error is raised unchanged."""
     shutil.copytree(three, tmp_path / "checkpoints")
