@@ -22,7 +22,7 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.mesh import Params
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.scoring import PairIds, PairScore, score_pairs
+from t2t_flax.evaluation.scoring import PairIds, PairScore, pair_log_probs
 from t2t_flax.files import check_workdir
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
@@ -212,10 +212,10 @@ class TrainedModel(StoredRun):
             progress: called after each batch with (pairs done, total).
         """
         batch_size, pieces = self.config.decode.batch_size, self.tokenizers.target.pieces
-        scores = score_pairs(self.model, self.params, self.mesh, pairs, batch_size, progress)
+        found = pair_log_probs(self.model, self.params, self.mesh, pairs, batch_size, progress)
         return [
             PairScore(tuple(pieces(pair.target)), tuple(map(float, log_probs)))
-            for pair, log_probs in zip(pairs, scores, strict=True)
+            for pair, log_probs in zip(pairs, found, strict=True)
         ]
 
     def encode_source(self, source: str) -> list[int]:

@@ -16,7 +16,7 @@ from t2t_flax.distributed.mesh import Params
 from t2t_flax.models.transformer import Transformer
 
 _WHOLE_BATCH = 256
-"""Tokens per side up to which `pair_batches` uses config.decode.batch_size.
+"""Tokens per side up to which `pair_batches` uses the whole batch size.
 
 Longer pairs are in smaller batches.
 """
@@ -58,7 +58,7 @@ class PairIds:
     target: list[int]
 
 
-def score_pairs(
+def pair_log_probs(
     model: Transformer,
     params: Params,
     mesh: jax.sharding.Mesh,

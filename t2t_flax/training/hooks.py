@@ -16,7 +16,8 @@ class Hook:
 
     Attributes:
         moment: when the run calls the function, and with which arguments.
-            "before": (step, state, batch) before update `step`, which donates `state`.
+            "before": (step, state, batch) before update `step`, which donates `state`. `batch` is
+                a `parts.DeviceBatch`.
             "update": (step, batch, values) once the metrics of update `step` are known. The next
                 update already runs. The function may add to `values`.
             "log": (step, values) after a line of metrics.jsonl, which reports an update, an
