@@ -102,9 +102,35 @@ _TOY = {
     "log.every_steps": 50,
     "mesh.cpu_devices": 2,
 }
+_TEXT = {
+    "data.vocab_size": 4000,
+    "data.max_length": 64,
+    "data.pack_length": 64,
+    "data.batch_tokens": 3000,
+    "model.num_encoder_layers": 3,
+    "model.num_decoder_layers": 3,
+    "model.d_model": 128,
+    "model.d_ff": 256,
+    "model.num_heads": 4,
+    "model.dropout": 0.15,
+    "model.pad_vocab_to_multiple": 8,
+    "optimizer.schedule": "inverse_sqrt",
+    "optimizer.peak_lr": 4e-3,
+    "optimizer.warmup_steps": 500,
+    "train.steps": 4500,
+    "eval.every_steps": 250,
+    "checkpoint.every_steps": 100,
+    "checkpoint.keep_last": 8,
+    "checkpoint.average_last": 8,
+    "log.every_steps": 50,
+    "mesh.cpu_devices": 2,
+}
 
 PRESETS: dict[str, Preset] = {
     "toy": Preset("this project's built-in English-German corpus with a small model", _TOY),
+    "text": Preset(
+        "your own text with a small model; set data.train, data.valid, data.test", _TEXT
+    ),
     "aiayn_base": Preset("the paper, 5 and 6.1", BASE, "27.3 paper BLEU on newstest2014 (Table 2)"),
     "aiayn_big": Preset("the paper, 5 and 6.1", _BIG, "28.4 paper BLEU on newstest2014 (Table 2)"),
     "aiayn_base_enfr": Preset(
