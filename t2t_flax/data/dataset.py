@@ -72,10 +72,9 @@ def prepare_corpus(
 
 
 def describe_train(config: Config, corpus: Corpus) -> str:
-    """Return a line about the training pairs, and the lines of extensions."""
-    sources = corpus.train.describe_sources(list(config.data.train_sources))
-    lines = [line for hook in data_hooks(config) for line in hook.describe(corpus.train)]
-    return "\n".join([corpus.train.describe(), *sources, *lines])
+    """Return lines about the training pairs, also from extensions."""
+    lines = (line for hook in data_hooks(config) for line in hook.describe(corpus.train))
+    return "\n".join([corpus.train.describe(list(config.data.train_sources)), *lines])
 
 
 def batches_of(config: Config, corpus: Corpus, *, shards: int = 1) -> Batches:

@@ -198,9 +198,13 @@ class Encoder:
         sides = []
         for side, eos in enumerate((policies.source_eos, True)):
             end = [EOS] if eos else []
-            sides.append(_flat([[*ids[i][side][:limit], *end] for i in kept], np.int32))
+            sentences = [[*ids[i][side][:limit], *end] for i in kept]
+            flat = np.fromiter(itertools.chain.from_iterable(sentences), np.int32)
+            sides.append((flat, _lengths(sentences)))
         if policies.keep_texts:
-            sides += [_flat([pairs[i][side].encode() for i in kept], np.uint8) for side in (0, 1)]
+            for side in (0, 1):
+                texts = [pairs[i][side].encode() for i in kept]
+                sides.append((np.frombuffer(b"".join(texts), np.uint8), _lengths(texts)))
         return Chunk(self.part, counts, sides, dropped)
 
     def _reasons(
@@ -231,12 +235,8 @@ class Encoder:
         return reasons, long
 
 
-def _flat(
-    sentences: Sequence[Sequence[int]], dtype: type[np.generic]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return (ids of all sentences, their lengths)."""
-    ids = np.fromiter(itertools.chain.from_iterable(sentences), dtype)
-    return ids, np.fromiter(map(len, sentences), np.int32, len(sentences))
+def _lengths(sentences: Sequence[Sequence[int]]) -> np.ndarray:
+    return np.fromiter(map(len, sentences), np.int32, len(sentences))
 
 
 def prepare_split(

@@ -113,18 +113,20 @@ class TokenStore:
         """Number of pairs from each source of the store, in order."""
         return self.meta.get("pairs_of_sources", [self.num_pairs])
 
-    def describe(self) -> str:
-        """Return a line that counts pairs, tokens, dropped pairs and truncated pairs."""
-        source, target = (self.meta[side]["tokens"] for side in SIDES)
-        return f"{self.num_pairs:,} pairs, {source:,} + {target:,} tokens{self._notes(self.meta)}"
+    def describe(self, names: Sequence[str] = ()) -> str:
+        """Return a line that counts pairs, tokens, dropped pairs and truncated pairs.
 
-    def describe_sources(self, names: Sequence[str]) -> list[str]:
-        """Return a line for each of several sources, with its pairs and dropped pairs."""
+        Args:
+            names: names of several sources, for a further line about each.
+        """
+        source, target = (self.meta[side]["tokens"] for side in SIDES)
+        tokens = f"{source:,} + {target:,} tokens"
         counts = self.meta.get("counts_of_sources", [])
-        return [
+        sources = (
             f"{name}: {pairs:,} pairs{self._notes(of_source)}"
             for name, pairs, of_source in zip(names, self.pairs_of_sources, counts, strict=False)
-        ]
+        )
+        return "\n".join([f"{self.num_pairs:,} pairs, {tokens}{self._notes(self.meta)}", *sources])
 
     def _notes(self, counts: Mapping[str, int]) -> str:
         reasons = {"empty": "empty", "too_long": "too long", **self.meta.get("reasons", {})}

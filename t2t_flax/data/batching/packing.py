@@ -29,7 +29,7 @@ def first_fit(
     """
     order, ends = _by_length(source_lengths, target_lengths)
     source, target = (x[order].astype(np.int64) for x in (source_lengths, target_lengths))
-    rows = _Rows(source, target, pack_length)
+    rows = _OpenRows(source, target, pack_length)
     for first, end in itertools.pairwise(ends):
         rest = [rows.put_into_used(part) for part in _parts(first, end)]
         rows.put_into_new(np.concatenate(rest))
@@ -38,7 +38,7 @@ def first_fit(
     return out[0], out[1], out[2]
 
 
-class _Rows:
+class _OpenRows:
     """Rows in the order in which they were opened, and the pairs in them."""
 
     def __init__(self, source: np.ndarray, target: np.ndarray, pack_length: int):
