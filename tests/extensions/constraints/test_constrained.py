@@ -60,6 +60,18 @@ def holds(tokens, phrases, ordered=False, begins=b""):
     return after(0, phrases)
 
 
+def apart(tokens, phrases, begins, taken=()):
+    """Whether an output contains one form of each phrase, none of which shares a token."""
+    if not phrases:
+        return True
+    return any(
+        apart(tokens, phrases[1:], begins, (*taken, (start, end)))
+        for form in phrases[0]
+        for start, end in places(tokens, form, begins)
+        if all(end <= first or last <= start for first, last in taken)
+    )
+
+
 FORMS = st.lists(
     st.lists(st.sampled_from((2, 3, 4)), min_size=1, max_size=3).map(tuple), min_size=1, max_size=2
 )
@@ -68,7 +80,7 @@ PHRASES = st.lists(FORMS, max_size=3)
 
 @settings(max_examples=15)
 @given(st.lists(PHRASES, min_size=3, max_size=3), st.booleans(), st.sampled_from((b"", CONTINUES)))
-def test_a_wide_beam_finds_exactly_the_outputs_that_contain_the_phrases(phrases, ordered, begins):
+def test_a_wide_beam_finds_the_outputs_that_have_room_for_the_phrases(phrases, ordered, begins):
     cap, seeds = 5, [3, 4, 5]
     options = ConstrainedBeam(BeamSearch(370, 0.6, 370), ordered, begins)
     result = search(seeds, phrases, options, [cap] * 3, lengths=(5,))
@@ -78,7 +90,11 @@ def test_a_wide_beam_finds_exactly_the_outputs_that_contain_the_phrases(phrases,
         ]
         found = outputs(result, b)
         ended = [tokens for tokens in found if tokens[-1] == EOS]
-        assert set(ended) == {tokens for tokens in kept if tokens[-1] == EOS}
+        possible = {tokens for tokens in kept if tokens[-1] == EOS}
+        assert set(ended) <= possible
+        # Near the cap the search leaves room for all phrases as if they shared no token.
+        missed = possible - set(ended)
+        assert not [tokens for tokens in missed if apart(tokens, phrases[b], begins)]
         scores = [MODEL.score(seed, tokens) / length_penalty(len(tokens), 0.6) for tokens in ended]
         assert scores == sorted(scores, reverse=True)
         needed = sum(min(map(len, forms)) for forms in phrases[b])
