@@ -95,7 +95,7 @@ def test_drops_are_counted_by_source(tmp_path, tokenizers):
     ]
     policies = replace(POLICIES, filters=(LengthRatio(4.0), Duplicates()))
     store = prepare_split(JoinedSource("both", parts), tokenizers, tmp_path / "both", policies)
-    numbers = [re.findall(r"\d+", line) for line in store.describe_sources(["a", "b"])]
+    numbers = [re.findall(r"\d+", line) for line in store.describe(["a", "b"]).split("\n")[1:]]
     assert numbers == [["3", "8", "5", "1", "1", "1", "2"], ["1", "3", "2", "2"]]
     of_sources = store.meta["counts_of_sources"]
     assert all(
