@@ -139,6 +139,8 @@ def shortened(command: str) -> str:
         command = re.sub(r"mesh\.fsdp=\d+", "mesh.fsdp=2", command)
         return command + overrides(TINY)
     config = re.search(r"--config=(\S+)", command)
+    if name == "explain" and config and config[1] in OVERRIDES:
+        return f"{command} --config.mesh.cpu_devices=1"
     if name in ("train", "prepare", "list_dropped"):
         run = overrides(OVERRIDES[config[1]])
         if "mesh.fsdp" in command:
