@@ -49,8 +49,8 @@ def train_row(preset: str, keys: Keys, updates: int) -> dict[str, Any]:
 
         from t2t_flax.training import loop
         from t2t_flax.training.attention_kernel import attention_kernel
+        from t2t_flax.training.prefetcher import put_batch
         from t2t_flax.training.progress import read_metrics
-        from t2t_flax.training.setup import put_batch
 
         programs: dict[tuple[int, ...], Any] = {}
         compile_programs = loop.compile_programs

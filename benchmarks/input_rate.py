@@ -31,7 +31,7 @@ from t2t_flax.config import Data
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.token_store import StoreWriter, TokenStore
 from t2t_flax.data.workers import num_cores
-from t2t_flax.training.setup import Prefetcher, put_batch
+from t2t_flax.training.prefetcher import Prefetcher, put_batch
 
 VOCABULARY, CHUNK = 37_000, 100_000
 LENGTHS = {"wmt": (3.1, 0.6), "multi30k": (2.65, 0.3)}

@@ -42,8 +42,8 @@ ASKING = "asking whether to stop"
 PLACES = {
     "preparing": "t2t_flax.data.dataset:prepare_corpus",
     "compiling": "t2t_flax.training.loop:compile_programs",
-    "update": "t2t_flax.training.setup:Prefetcher.next",
-    "evaluation": "t2t_flax.training.setup:ValidationLoss.__call__",
+    "update": "t2t_flax.training.prefetcher:Prefetcher.next",
+    "evaluation": "t2t_flax.training.validation:ValidationLoss.__call__",
     "decoding": "t2t_flax.decoding.translator:Translator.translate",
     "saving": "t2t_flax.training.checkpoints:Checkpoints.save",
     "renaming a checkpoint": "t2t_flax.training.checkpoints:Checkpoints._flush",

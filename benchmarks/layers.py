@@ -27,7 +27,8 @@ from t2t_flax.process_setup import prepare_process
 from t2t_flax.tasks import task_of
 from t2t_flax.training.hooks import call_hooks
 from t2t_flax.training.parts import TrainProgress
-from t2t_flax.training.setup import compile_programs, put_batch, set_up_training, train_program
+from t2t_flax.training.prefetcher import put_batch
+from t2t_flax.training.setup import compile_programs, set_up_training, train_program
 from t2t_flax.training.train_state import init_state
 
 EVERY = 100

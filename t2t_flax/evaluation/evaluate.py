@@ -41,8 +41,8 @@ from t2t_flax.tasks import Metric, Predictions, Task, confidence_interval, lower
 from t2t_flax.training.checksums import checksums
 from t2t_flax.training.losses import perplexity
 from t2t_flax.training.parts import TrainingSetup
-from t2t_flax.training.setup import ValidationLoss, average_over_sets
 from t2t_flax.training.train_state import count_params
+from t2t_flax.training.validation import ValidationLoss, average_over_sets
 from t2t_flax.version import __version__, source_digest
 
 Record: TypeAlias = dict[str, Any]

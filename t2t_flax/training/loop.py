@@ -16,6 +16,7 @@ from t2t_flax.training.hooks import call_hooks, make_hooks
 from t2t_flax.training.losses import Sums, perplexity
 from t2t_flax.training.parametrization import merged
 from t2t_flax.training.parts import DeviceBatch, TrainingEnd, TrainingSetup
+from t2t_flax.training.prefetcher import Prefetcher
 from t2t_flax.training.progress import (
     MetricsWriter,
     ProgressBar,
@@ -33,7 +34,8 @@ from t2t_flax.training.run import (
     skip_or_fail,
     worse_than_start,
 )
-from t2t_flax.training.setup import Prefetcher, compile_programs, train_program, validation_loss
+from t2t_flax.training.setup import compile_programs, train_program
+from t2t_flax.training.validation import validation_loss
 from t2t_flax.training.workdir import begin
 
 ValidationScore = Callable[..., dict[str, float]]

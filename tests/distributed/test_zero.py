@@ -10,7 +10,7 @@ from t2t_flax.config import Mesh
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.parametrization import parametrization_of
-from t2t_flax.training.setup import put_batch
+from t2t_flax.training.prefetcher import put_batch
 from t2t_flax.training.train_step import jit_train_step
 
 

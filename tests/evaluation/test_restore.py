@@ -17,7 +17,7 @@ from t2t_flax.evaluation.evaluate import evaluate, summary
 from t2t_flax.evaluation.restore import load
 from t2t_flax.tasks import task_of
 from t2t_flax.training.losses import loss_sums
-from t2t_flax.training.setup import ValidationLoss
+from t2t_flax.training.validation import ValidationLoss
 
 ONE_DEVICE = {"mesh.data": "-1"}
 

@@ -15,8 +15,8 @@ from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.run import due_after
-from t2t_flax.training.setup import ValidationLoss
 from t2t_flax.training.train_state import init_state
+from t2t_flax.training.validation import ValidationLoss
 
 EPOCHS = dict(
     data=dict(batch_tokens=2048, microbatch_tokens=0),
@@ -78,7 +78,7 @@ def test_patience_on_the_smoothed_loss(tmp_path, cache, monkeypatch):
     """eval.metric = loss: the nll falls throughout, the loss does not, so patience ends the run."""
     values = iter([(5.0, 3.0), (4.0, 2.0), (3.0, 2.5), (2.0, 2.5), (1.0, 1.0)])
     monkeypatch.setattr(
-        "t2t_flax.training.setup.ValidationLoss",
+        "t2t_flax.training.validation.ValidationLoss",
         lambda *args: lambda *_: dict(zip(("nll", "loss"), next(values), strict=True)),
     )
     groups = EPOCHS | dict(eval=EPOCHS["eval"] | dict(metric="loss", patience=2))

@@ -12,8 +12,8 @@ from helpers.runs import start, tiny_run
 from t2t_flax.config import Data
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.errors import UserError
-from t2t_flax.training import loop, setup
-from t2t_flax.training.setup import Prefetcher
+from t2t_flax.training import loop
+from t2t_flax.training.prefetcher import Prefetcher
 
 DATA = Data(batch_tokens=300, pack_length=24, microbatch_tokens=0, batching="packed")
 
@@ -56,7 +56,7 @@ def test_batches_wait_up_to_a_number_of_bytes(store, monkeypatch, megabytes, exp
     made = []
     real = Batches.batch
     monkeypatch.setattr(Batches, "batch", lambda self, k: made.append(k) or real(self, k))
-    monkeypatch.setattr(setup, "_AHEAD_BYTES", int(megabytes * 1e6))
+    monkeypatch.setattr("t2t_flax.training.prefetcher._AHEAD_BYTES", int(megabytes * 1e6))
     batches = Batches(store, DATA, seed=0)
     (shape,) = batches.shapes
     if 3 < expected < 64:

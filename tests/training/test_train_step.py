@@ -23,7 +23,7 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.losses import loss_sums, validation_sums
 from t2t_flax.training.parametrization import parametrization_of
 from t2t_flax.training.precision import compiler_options
-from t2t_flax.training.setup import put_batch
+from t2t_flax.training.prefetcher import put_batch
 from t2t_flax.training.train_step import jit_train_step
 
 

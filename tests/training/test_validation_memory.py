@@ -11,8 +11,8 @@ from t2t_flax.data.dataset import split_store
 from t2t_flax.data.sources import toy
 from t2t_flax.tasks import task_of
 from t2t_flax.training import setup
-from t2t_flax.training.setup import ValidationLoss, validation_loss
 from t2t_flax.training.train_state import init_state
+from t2t_flax.training.validation import ValidationLoss, validation_loss
 
 
 @pytest.fixture

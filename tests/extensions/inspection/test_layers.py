@@ -22,8 +22,9 @@ from t2t_flax.extensions.inspection.layers import activations
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training.hooks import call_hooks
+from t2t_flax.training.prefetcher import put_batch
 from t2t_flax.training.progress import read_metrics
-from t2t_flax.training.setup import compile_programs, put_batch, set_up_training, train_program
+from t2t_flax.training.setup import compile_programs, set_up_training, train_program
 from t2t_flax.training.train_state import init_state
 from t2t_flax.training.workdir import adopt_config
 

@@ -19,8 +19,8 @@ from t2t_flax.evaluation.direction_table import direction_table
 from t2t_flax.evaluation.evaluate import compute_scores, evaluate, validation_score
 from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
-from t2t_flax.training.setup import validation_loss
 from t2t_flax.training.train_state import init_state
+from t2t_flax.training.validation import validation_loss
 
 DATA = DIRECTIONS | dict(
     valid="en-de=toy:valid:12; de-en=toy:valid:9",

@@ -16,7 +16,7 @@ from t2t_flax.extensions.layer_types import LayerTypes
 from t2t_flax.extensions.layer_types.mixers import LONGEST_DILATED, dilation
 from t2t_flax.models.attention import MixerInputs, make_mixer
 from t2t_flax.registry import load_extensions
-from t2t_flax.training.setup import put_batch
+from t2t_flax.training.prefetcher import put_batch
 from t2t_flax.training.train_state import make_model
 
 # Kinds that share code with another one are tested as slow.

@@ -24,10 +24,11 @@ from t2t_flax.training.optimizer import (
     where_finite,
 )
 from t2t_flax.training.parametrization import parametrization_of
+from t2t_flax.training.prefetcher import put_batch
 from t2t_flax.training.progress import read_metrics
-from t2t_flax.training.setup import put_batch, validation_loss
 from t2t_flax.training.train_state import abstract_state, init_state, make_model
 from t2t_flax.training.train_step import jit_train_step
+from t2t_flax.training.validation import validation_loss
 
 load_extensions()
 SCHEDULE = {
