@@ -228,7 +228,7 @@ def kill_and_restart(
         first = processes_of(workdir)
         wait_until(lambda: after in losses(workdir), launched, log)
         if saving:
-            partial = lambda: any("-tmp" in p.name for p in (workdir / "checkpoints").iterdir())  # noqa: E731
+            partial = lambda: any((workdir / "checkpoints").glob("*-tmp*"))  # noqa: E731
             wait_until(partial, launched, log, every=0.002)
         assert sorted(first) == [0, 1], log.read_text()
         start = time.monotonic()
