@@ -155,7 +155,7 @@ def split_symbols(text: str, symbols: Iterable[str]) -> tuple[list[str], str]:
     return found, text
 
 
-def encode(processor: Any, text: str, **options: Any) -> list[Any]:
+def sentencepiece_encode(processor: Any, text: str, **options: Any) -> list[Any]:
     """Encode a text with a `SentencePieceProcessor`.
 
     Raises UserError for half of a surrogate pair.
@@ -192,7 +192,7 @@ class SentencePieceTokenizer(Tokenizer):
         return len(self._to_model)
 
     def encode_text(self, text):
-        return self.renumbered(encode(self._processor, text))
+        return self.renumbered(sentencepiece_encode(self._processor, text))
 
     def renumbered(self, ids: list[int]) -> list[int]:
         """Return our ids for ids of the model."""

@@ -18,7 +18,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.files import expand_home, list_names
 
 log = logging.getLogger("t2t_flax")
-_WILDCARD = re.compile(r"\*|\?|\[!?.[^]]*\]")
+_WILDCARD = re.compile(r"(\*|\?|\[!?.[^]]*\])")
 
 
 def open_files(
@@ -127,11 +127,10 @@ def matching_files(pattern: str, context: Context) -> dict[tuple[str, ...], epat
 
 def _regex(name: str) -> re.Pattern[str]:
     """Return a regular expression for one name, with a group for each wildcard."""
-    parts, end = [], 0
-    for match in _WILDCARD.finditer(name):
-        parts += [re.escape(name[end : match.start()]), f"({_of_wildcard(match[0])})"]
-        end = match.end()
-    return re.compile("".join([*parts, re.escape(name[end:])]), re.DOTALL)
+    parts = _WILDCARD.split(name)  # every second one is a wildcard
+    parts[::2] = map(re.escape, parts[::2])
+    parts[1::2] = (f"({_of_wildcard(part)})" for part in parts[1::2])
+    return re.compile("".join(parts), re.DOTALL)
 
 
 def _of_wildcard(wildcard: str) -> str:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from t2t_flax.config.data_keys import EOS, PAD, UNK
-from t2t_flax.data.tokenizers import encode
+from t2t_flax.data.tokenizers import sentencepiece_encode
 from t2t_flax.extensions.shared.list_tokenizer import ListTokenizer
 
 _TAG = re.compile(r">>[^<>]*<<")
@@ -65,7 +65,10 @@ class MarianTokenizer(ListTokenizer):
         return symbols, rest
 
     def encode_text(self, text):
-        return [self.ids.get(piece, UNK) for piece in encode(self._processor, text, out_type=str)]
+        return [
+            self.ids.get(piece, UNK)
+            for piece in sentencepiece_encode(self._processor, text, out_type=str)
+        ]
 
     def decode(self, ids):
         return self._processor.decode_pieces(self.pieces([i for i in ids if i not in (PAD, EOS)]))
