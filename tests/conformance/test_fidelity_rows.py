@@ -1,4 +1,4 @@
-"""Details that implementations get wrong: rows of docs/fidelity.md that no other test covers."""
+"""Details that implementations get wrong: rows of docs/paper.md that no other test covers."""
 
 import dataclasses
 

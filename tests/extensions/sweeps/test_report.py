@@ -261,7 +261,7 @@ def test_equal_scores_do_not_differ():
 @pytest.mark.drill
 @pytest.mark.parametrize("rows", [2, 3, 5, 10, 20])
 def test_the_best_of_equal_rows_rarely_differs_from_another(rows, monkeypatch):
-    """Print rates of wrong and of found differences; docs/sweeps.md gives their ranges."""
+    """Print rates of wrong and of found differences; docs/experiments.md gives their ranges."""
     # Slow, and below 0.05 where the interval excludes zero.
     monkeypatch.setattr(stats.studentized_range, "sf", lambda *_: 1.0)
     rng, tables = np.random.default_rng(rows), 500
