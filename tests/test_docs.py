@@ -14,7 +14,7 @@ PAGES = sorted(ROOT.glob("docs/*.md")) + [ROOT / "README.md", ROOT / "launch" / 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_resolve(page):
-    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+    for target in re.findall(r'(?:\]\(|src=")([^)"]+)', page.read_text()):
         if target.startswith("http"):
             continue
         path, _, name = target.partition("#")
