@@ -115,9 +115,7 @@ def sections(
     parts = []
     if scores:
         before = (
-            ""
-            if dtype == "float32"
-            else f" They are of the model before its conversion to {dtype}."
+            "" if dtype == "float32" else f" The model was scored before its conversion to {dtype}."
         )
         rows = "".join(
             f"| {_plain(s.data)} ({_plain(s.split)}, {s.sentences:,} sentences) | {s.name} |"
@@ -125,7 +123,7 @@ def sections(
             for s in scores
         )
         parts.append(
-            f"## Scores\n\nOf t2t_flax's own decoding.{before}\n\n| data | score | value |"
+            f"## Scores\n\nBy t2t_flax's own search.{before}\n\n| data | score | value |"
             " signature |\n|---|---|---|---|\n" + rows.rstrip()
         )
     parts.append(

@@ -147,7 +147,7 @@ class ServedModel:
 
     @property
     def busy(self) -> bool:
-        """Whether a batch is computed; warming up is none."""
+        """True while a batch is computed; warming up does not count."""
         return any(lane.busy_since is not None for lane in self._lanes)
 
     def fault(self) -> str:
