@@ -58,7 +58,7 @@ def train_row(preset: str, keys: Keys, updates: int) -> dict[str, Any]:
         end = loop.train(setup, None, lambda text: print(text, file=sys.stderr))
         lines = list(read_metrics(folder + "/run"))
     blocks = [line for line in lines if "target_tokens_per_second" in line][1:]
-    shape = max(setup.batches.shapes, key=lambda shape: shape.size)
+    shape = max(setup.batches.shapes, key=lambda shape: shape.slots)
     rates = [line["target_tokens_per_second"] for line in blocks]
     tokens = setup.batches.batch(0).target_tokens
     used = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")

@@ -119,7 +119,7 @@ began = time.thread_time()
 laid_out = [batches.batch(number) for number in range(first, last)]
 seconds = time.thread_time() - began
 fuller = [max(batch.source_tokens, batch.target_tokens) for batch in laid_out]
-slots = sum(batch.shape.size for batch in laid_out)
+slots = sum(batch.shape.slots for batch in laid_out)
 tokens, fill = sum(fuller) / len(fuller), sum(fuller) / slots
 print(json.dumps({"ms": 1e3 * seconds / len(fuller), "tokens": tokens, "fill": fill}))
 """

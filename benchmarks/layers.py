@@ -56,7 +56,7 @@ def measure(config: Config, updates: int, folder: epath.Path) -> dict[str, Any]:
         jax.block_until_ready((state, metrics))
         taken.append((time.perf_counter() - between, between - start))
     step, measuring = (1000 * float(np.median(each)) for each in np.array(taken[2:]).T)
-    shape = max(setup.batches.shapes, key=lambda shape: shape.size)
+    shape = max(setup.batches.shapes, key=lambda shape: shape.slots)
     return {
         "update": f"{shape}",
         "numbers": len(values),

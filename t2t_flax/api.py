@@ -108,7 +108,7 @@ def train(
             with supervisor.exit_on_signal("looking for the data"):
                 check_sources(task_of(config))
             workdir_lib.adopt_config(workdir, config)
-        group.barrier("config", group.MINUTES)
+        group.barrier("config", group.TIMEOUT)
 
         # The data and the parts of the run.
         with supervisor.exit_on_signal("preparing the data"), bars(quiet=not group.is_lead) as bar:

@@ -44,11 +44,8 @@ class ProcessGroup:
         client: client of the coordination service; None for a process that is alone.
     """
 
-    MINUTES = 900.0
-    """Timeout in seconds for steps that take all processes about as long.
-
-    Reading a checkpoint is such a step.
-    """
+    TIMEOUT = 900.0
+    """Seconds to wait where all processes need about as long, as for reading a checkpoint."""
 
     def __init__(self, index: int = 0, count: int = 1, client: Any = None):
         self.index, self.count = index, count
@@ -105,7 +102,7 @@ class ProcessGroup:
                 self._client.wait_at_barrier, f"t2t_flax/{name}/{number}", int(seconds * 1000)
             )
 
-    def all_gather(self, name: str, value: str = "", seconds: float = MINUTES) -> list[str]:
+    def all_gather(self, name: str, value: str = "", seconds: float = TIMEOUT) -> list[str]:
         """Return each process's `value`, in all processes.
 
         All processes make the same calls. Raises ProcessGroupError after `seconds`, with `name` and
@@ -127,7 +124,7 @@ class ProcessGroup:
         values = self.entries(f"gather/{number}")
         return [values[str(i)] for i in range(self.count)]
 
-    def broadcast(self, name: str, value: str = "", seconds: float = MINUTES) -> str:
+    def broadcast(self, name: str, value: str = "", seconds: float = TIMEOUT) -> str:
         """Return process 0's `value` in all processes; see `all_gather`."""
         return self.all_gather(name, value if self.is_lead else "", seconds)[0]
 

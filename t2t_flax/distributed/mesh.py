@@ -264,7 +264,7 @@ def sum_over_shards(
     return total.astype(x_SxN.dtype)
 
 
-def exchange(grads: PyTree, dtype: jnp.dtype, shardings: PyTree = None) -> PyTree:
+def sum_gradients(grads: PyTree, dtype: jnp.dtype, shardings: PyTree = None) -> PyTree:
     """Sum gradients [shards, ...] over shards.
 
     Matrices travel in `dtype`, vectors in float32.

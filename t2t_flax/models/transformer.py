@@ -26,7 +26,7 @@ from t2t_flax.models.embeddings import DecoderStart, Embedding, PositionVectors
 from t2t_flax.models.layers import DecoderLayer, EncoderLayer
 
 
-def products(precision: str | None) -> contextlib.AbstractContextManager:
+def matmul_precision_scope(precision: str | None) -> contextlib.AbstractContextManager:
     """Set `jax.default_matmul_precision` for float32 products traced in the block.
 
     Args:
@@ -36,9 +36,11 @@ def products(precision: str | None) -> contextlib.AbstractContextManager:
 
 
 def _with_matmul_precision(method: Callable) -> Callable:
+    """Trace a method under the model's matmul_precision: each one that callers apply."""
+
     @functools.wraps(method)
     def traced(self, *args, **kwargs):
-        with products(self.matmul_precision):
+        with matmul_precision_scope(self.matmul_precision):
             return method(self, *args, **kwargs)
 
     return traced
@@ -59,7 +61,7 @@ class Transformer(nn.Module):
         target_vocab: size of the target tokenizer.
         dtype: compute dtype of matrix products.
         remat: "none" or a key of `REMAT`.
-        matmul_precision: precision of float32 products, see `products`.
+        matmul_precision: precision of float32 products, see `matmul_precision_scope`.
         logits_chunk: number of tokens whose logits the loss holds in memory at once.
     """
 
@@ -93,9 +95,8 @@ class Transformer(nn.Module):
             self.output_bias: Any = self.param(
                 "output_bias", init, (rows(self.target_vocab),), jnp.float32
             )
-        self.source_positions, self.target_positions = (
-            PositionVectors(c, self.dtype) for _ in range(2)
-        )
+        self.source_positions = PositionVectors(c, self.dtype)
+        self.target_positions = PositionVectors(c, self.dtype)
         self.decoder_start_token = DecoderStart(c, self.dtype)
         encoder_layer, decoder_layer = EncoderLayer, DecoderLayer
         if self.remat != "none":
@@ -103,13 +104,13 @@ class Transformer(nn.Module):
             decoder_layer = nn.remat(DecoderLayer, policy=REMAT[self.remat], methods=["__call__"])
         self.encoder = [encoder_layer(c, self.dtype, i) for i in range(c.num_encoder_layers)]
         self.decoder = [decoder_layer(c, self.dtype, i) for i in range(c.num_decoder_layers)]
-        if self.final_norm:
+        if self.has_final_norms:
             self.encoder_norm = make_norm(c, self.dtype)
             self.decoder_norm = make_norm(c, self.dtype)
         self.source_dropout, self.target_dropout = Dropout(c.dropout), Dropout(c.dropout)
 
     @property
-    def final_norm(self) -> bool:
+    def has_final_norms(self) -> bool:
         """True if each stack ends in a norm.
 
         "auto" adds one with pre-norm, where nothing else normalizes the output of the stack.
@@ -146,7 +147,7 @@ class Transformer(nn.Module):
         inputs = MixerInputs(segments_BxS, positions_BxS, noise)
         for layer in self.encoder:
             x = constrain(layer(x, inputs))
-        return self.encoder_norm(x) if self.final_norm else x
+        return self.encoder_norm(x) if self.has_final_norms else x
 
     @_with_matmul_precision
     def decode(
@@ -157,25 +158,27 @@ class Transformer(nn.Module):
         In each segment the targets are shifted right by one, behind the start token.
         """
         embedding = self.target_embedding
-        position, segments = batch["target_positions"], batch["target_segments"]
+        positions_BxT = batch["target_positions"]
+        segments_BxT = batch["target_segments"]
+        # The shift moves the last token of a segment to position 0 of the next one, where the start
+        # token takes its place.
         shifted = jnp.pad(embedding(batch["target"]), ((0, 0), (1, 0), (0, 0)))[:, :-1]
         x = jnp.where(
-            (position == 0)[..., None], self.decoder_start_token(embedding), shifted
-        ) + self.target_positions(position)
+            (positions_BxT == 0)[..., None], self.decoder_start_token(embedding), shifted
+        ) + self.target_positions(positions_BxT)
         x = constrain(self.target_dropout(x, noise))
-        inputs, cross_mask = (
-            MixerInputs(segments, position, noise),
-            SegmentMask(segments, batch["source_segments"]),
-        )
+        inputs = MixerInputs(segments_BxT, positions_BxT, noise)
+        cross_mask = SegmentMask(segments_BxT, batch["source_segments"])
         for layer in self.decoder:
             x = constrain(layer(x, memory_BxSxD, inputs, cross_mask))
-        return self.decoder_norm(x) if self.final_norm else x
+        return self.decoder_norm(x) if self.has_final_norms else x
 
     @_with_matmul_precision
     def logits(self, x: jax.Array) -> jax.Array:
         """Project [..., D] to float32 logits [..., V rows] (3.4).
 
-        Rows beyond the vocabulary get -1e9, so they are never predicted.
+        Rows beyond the vocabulary get -1e9, so they are never predicted. Training does not call
+        this: `losses.loss_sums` computes the same logits in chunks. Change both.
         """
         logits = self.output_embedding.logits(x)
         logits = logits + self.output_bias if self.config.output_bias else logits
@@ -219,15 +222,16 @@ class Transformer(nn.Module):
         mask_BxS = source_BxS > 0
         # Padding gets position 0: it may extend beyond a table of learned positions.
         positions_BxS = jnp.where(mask_BxS, jnp.arange(source_BxS.shape[1]), 0)
-        memory_BxSxD = self.encode(source_BxS, mask_BxS.astype(jnp.int32), positions_BxS)
-        cross = [
+        segments_BxS = mask_BxS.astype(jnp.int32)  # each row is one segment
+        memory_BxSxD = self.encode(source_BxS, segments_BxS, positions_BxS)
+        cross_caches = [
             decoding_layout(*layer.cross_attention.keys_values(memory_BxSxD))
             for layer in self.decoder
         ]
-        own = [
+        self_caches = [
             layer.mixer.empty_cache(len(source_BxS), beam_size, length) for layer in self.decoder
         ]
-        return {"self": own, "cross": {"layers": cross, "mask": mask_BxS}}
+        return {"self": self_caches, "cross": {"layers": cross_caches, "mask": mask_BxS}}
 
     @_with_matmul_precision
     def decode_step(self, tokens_BxK: jax.Array, position: jax.Array, cache: dict[str, Any]):
@@ -248,7 +252,7 @@ class Transformer(nn.Module):
         ):
             x_BxKxD, new = layer.step(x_BxKxD, old, cross, cache["cross"]["mask"], position)
             self_cache.append(new)
-        x_BxKxD = self.decoder_norm(x_BxKxD) if self.final_norm else x_BxKxD
+        x_BxKxD = self.decoder_norm(x_BxKxD) if self.has_final_norms else x_BxKxD
         return self.logits(x_BxKxD), cache | {"self": self_cache}
 
 

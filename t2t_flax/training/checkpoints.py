@@ -59,13 +59,15 @@ _T = TypeVar("_T")
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
 """File that marks a workdir in which a checkpoint was once finished."""
+_SAVE_TIMEOUT = 3600
+"""Seconds in which a save must be written."""
 _ITEMS = ("params", "opt_state", "ema")
 _UNFINISHED = ".orbax-checkpoint-tmp"
-_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, None)
+_DAMAGE_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, None)
 """Error numbers of an OSError that means damage; None = no number."""
-_OTHER = (jax.errors.JaxRuntimeError, MemoryError, ImportError, NotImplementedError)
+_NEVER_DAMAGE = (jax.errors.JaxRuntimeError, MemoryError, ImportError, NotImplementedError)
 """Errors that never mean damage."""
-_PARSING = (ValueError, LookupError, EOFError, TypeError, AttributeError, zlib.error)
+_PARSE_ERRORS = (ValueError, LookupError, EOFError, TypeError, AttributeError, zlib.error)
 """Errors that parsers raise for damaged files."""
 
 
@@ -144,9 +146,10 @@ class DamagedCheckpoint(UserError):
 class Checkpoints:
     """Checkpoints in a folder.
 
-    Each save deletes the checkpoints that `kept_steps` does not list. Opening and reading change
-    nothing. All processes of `group` make the same calls, and process 0 lists the folder for all.
-    Raises UserError where another process does not see a listed checkpoint.
+    Each save deletes the checkpoints that `kept_steps` does not list. `restore_latest` renames
+    damaged ones; opening, listing, `meta` and `read` change nothing. All processes of `group` make
+    the same calls, and process 0 lists the folder for all. Raises UserError where another process
+    does not see a listed checkpoint.
     """
 
     def __init__(
@@ -165,13 +168,15 @@ class Checkpoints:
         self._saving = threading.Thread()
         self._failure: BaseException | None = None
         self._steps: list[int] = []
-        self._list()
+        self._refresh_steps()
 
-    def _list(self) -> None:
+    def _refresh_steps(self) -> None:
         """Send the steps in the folder, as process 0 lists them, to all processes."""
         listed = json.dumps(finished_steps(self.folder) if self.group.is_lead else [])
         self._steps = json.loads(self.group.broadcast("the list of checkpoints", listed))
-        for step in self._steps if self.group.count > 1 else ():
+        if self.group.count == 1:
+            return
+        for step in self._steps:
             if not appears(self.folder / str(step)):
                 raise UserError(
                     f"{self.group.name_of(self.group.index)} does not see checkpoint {step} in"
@@ -222,13 +227,13 @@ class Checkpoints:
         items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         self.wait()
         # Orbax's own barriers wait five minutes; process 0 may still be deleting old checkpoints.
-        self.group.barrier("the save before has ended", 3600.0)
+        self.group.barrier("the save before has ended", _SAVE_TIMEOUT)
         with reporting_full_disk(self.folder):
             self._writer = self._writer or self._open_writer()
             args = ocp.args.Composite(meta=ocp.args.JsonSave(with_digest(meta)), **items)
             self._writer.save(self.folder / str(step), args=args)
         self._steps = [*self._steps, step]
-        self._saving = threading.Thread(target=self._finish_save, daemon=True, name="save")
+        self._saving = threading.Thread(target=self._write_and_delete_old, daemon=True, name="save")
         self._saving.start()
 
     def _open_writer(self) -> "ocp.AsyncCheckpointer":
@@ -248,7 +253,9 @@ class Checkpoints:
             meta=ocp.JsonCheckpointHandler(**of_all),
             **arrays,
         )
-        options = ocp.AsyncOptions(timeout_secs=3600, post_finalization_callback=self._flush)
+        options = ocp.AsyncOptions(
+            timeout_secs=_SAVE_TIMEOUT, post_finalization_callback=self._flush
+        )
         return ocp.AsyncCheckpointer(handler, async_options=options, **of_all)
 
     def _flush(self) -> None:
@@ -257,7 +264,8 @@ class Checkpoints:
             if _UNFINISHED in name:
                 fsync_tree(self.folder / name)
 
-    def _finish_save(self) -> None:
+    def _write_and_delete_old(self) -> None:
+        """Wait in a thread until Orbax has written the checkpoint; then delete old ones."""
         try:
             assert self._writer
             self._writer.wait_until_finished()
@@ -277,17 +285,17 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until everything is on disk, then call `check_for_errors`."""
-        self.finish_save()
+        self.join_save()
         self.check_for_errors()
 
-    def finish_save(self, timeout: float | None = None) -> None:
+    def join_save(self, timeout: float | None = None) -> None:
         """Wait for a background save to end, at most `timeout` seconds; ignore its errors."""
         if self._saving.ident is not None:
             self._saving.join(timeout)
 
     def close(self) -> None:
         """Wait for a background save, and end Orbax's threads."""
-        self.finish_save()
+        self.join_save()
         if self._writer:
             self._writer.close()
 
@@ -310,17 +318,16 @@ class Checkpoints:
             with reporting_full_disk(self.folder):
                 write_meta(self.folder / str(step), meta)
         self.delete_old()
-        self.group.barrier("an evaluation is added", self.group.MINUTES)
+        self.group.barrier("an evaluation is added", self.group.TIMEOUT)
 
     def delete_old(self) -> None:
         """Delete the checkpoints that `kept_steps` does not list, in process 0.
 
-        Called after each save, and by a resumed run after restoring. Also marks the workdir as
-        trained: a run whose checkpoints vanish must not start over.
+        Called after each save, and by a resumed run after restoring.
         """
         steps = finished_steps(self.folder) if self.group.is_lead else []
-        if steps and not (self.workdir / TRAINED).exists():
-            atomic_write(self.workdir / TRAINED, json.dumps({"trained": True}) + "\n")
+        if steps:
+            self._mark_trained()
         if len(steps) > 1:
             stored = stored_steps(self.folder)
             old = stored.keys() - kept_steps(stored, self._keep_last, self._keep_best)
@@ -330,6 +337,11 @@ class Checkpoints:
             with contextlib.suppress(OSError):  # another host reads it: `clean_up` tries again
                 delete_unfinished(self.folder)
 
+    def _mark_trained(self) -> None:
+        """Write trained.json: a run whose checkpoints vanish must not start over."""
+        if not (self.workdir / TRAINED).exists():
+            atomic_write(self.workdir / TRAINED, json.dumps({"trained": True}) + "\n")
+
     def clean_up(self) -> None:
         """Remove the leftovers of killed saves and deletions.
 
@@ -337,7 +349,7 @@ class Checkpoints:
         """
         if self.group.is_lead:
             delete_unfinished(self.folder, patience=60.0)
-        self.group.barrier("unfinished checkpoints are removed", self.group.MINUTES)
+        self.group.barrier("unfinished checkpoints are removed", self.group.TIMEOUT)
 
     # Restoring
 
@@ -382,14 +394,15 @@ class Checkpoints:
         return None
 
     def _set_aside(self, steps: Iterable[int]) -> None:
-        for step in steps if self.group.is_lead else ():
-            aside = f"{step}.damaged-{time.time_ns()}"
-            move_folder(self.folder / str(step), self.folder / aside)
-        self.group.barrier("damaged checkpoints are set aside", self.group.MINUTES)
-        # Orbax looks for the folder on every host.
-        for step in steps if self.group.count > 1 else ():
-            appears(self.folder / str(step), exists=False)
-        self._list()
+        if self.group.is_lead:
+            for step in steps:
+                aside = f"{step}.damaged-{time.time_ns()}"
+                move_folder(self.folder / str(step), self.folder / aside)
+        self.group.barrier("damaged checkpoints are set aside", self.group.TIMEOUT)
+        if self.group.count > 1:  # Orbax looks for the folder on every host
+            for step in steps:
+                appears(self.folder / str(step), exists=False)
+        self._refresh_steps()
 
     def _restore(
         self, abstract: TrainState, config: Config, digests: Mapping[str, str], step: int
@@ -455,10 +468,11 @@ class Checkpoints:
             return handler.restore(path / name, args=ocp.args.StandardRestore(abstract[name]))
 
         # All processes take part in the checksum of a distributed array, so all must have read
-        # their part. A failed read of Orbax prints tracebacks of its other reads: silence them.
+        # their part. After a failed read Orbax prints tracebacks of its other reads, also later:
+        # they stay silenced, so that our message is the last one.
         before, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
         trees = self._together(step, lambda: {name: restore(name) for name in abstract})
-        sys.unraisablehook = before  # not reset after a failure: later tracebacks stay silent
+        sys.unraisablehook = before
         for name, tree in trees.items():
             actual, saved = checksums(tree), meta["checksums"][name]
             wrong = [leaf for leaf in saved if actual.get(leaf) != saved[leaf]]
@@ -512,12 +526,12 @@ def is_damage(error: BaseException | None) -> bool:
     """
     damage = False
     while error is not None:
-        if broken_connection(error) or is_transient(error) or isinstance(error, _OTHER):
+        if broken_connection(error) or is_transient(error) or isinstance(error, _NEVER_DAMAGE):
             return False
-        if isinstance(error, OSError) and error.errno not in _MISSING:
+        if isinstance(error, OSError) and error.errno not in _DAMAGE_ERRNOS:
             return False
         # Orbax raises a bare Exception where TensorStore cannot read an array.
-        damage |= isinstance(error, (OSError, *_PARSING)) or type(error) is Exception
+        damage |= isinstance(error, (OSError, *_PARSE_ERRORS)) or type(error) is Exception
         error = error.__cause__ or error.__context__
     return damage
 
@@ -527,7 +541,8 @@ def is_damage(error: BaseException | None) -> bool:
 
 def with_digest(meta: Meta) -> Meta:
     """Return `meta` with a digest of itself, so that any later change is detected."""
-    text = json.dumps(json.loads(json.dumps(meta)), sort_keys=True)
+    plain = json.loads(json.dumps(meta))  # keys as strings, as `read_meta` finds them
+    text = json.dumps(plain, sort_keys=True)
     return meta | {"digest": hashlib.sha256(text.encode()).hexdigest()}
 
 
@@ -565,15 +580,15 @@ def is_finished(checkpoint: epath.Path) -> bool:
 
 @dispatch_by_storage
 def mark_unfinished(checkpoint: epath.Path) -> None:
-    """Mark a checkpoint for `delete_unfinished`; a kill leaves no half of it under its step."""
+    """Rename a checkpoint for `delete_unfinished`: a kill leaves no half of it under its step."""
     checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}{_UNFINISHED}-deleted"))
 
 
 def delete_unfinished(folder: epath.Path, patience: float = 0.0) -> None:
-    """Delete unfinished saves and deletions.
+    """Delete the leftovers of killed saves and of interrupted deletions.
 
     Args:
-        patience: seconds to try again. Threads of a failed save may still write arrays.
+        patience: seconds to keep trying. Threads of a failed save may still write arrays.
     """
     names = [n for n in list_names(folder) if n.isdigit() and not is_finished(folder / n)]
     pattern = "|".join([rf"\d+{re.escape(_UNFINISHED)}(-\d+|-deleted)?", *names])

@@ -36,7 +36,7 @@ from t2t_flax.training.run import (
 )
 from t2t_flax.training.setup import compile_programs, train_program
 from t2t_flax.training.validation import validation_loss
-from t2t_flax.training.workdir import begin
+from t2t_flax.training.workdir import mark_as_training
 
 ValidationScore = Callable[..., dict[str, float]]
 """Function (params, after_batch, compiling) -> {valid_NAME: metric}, by decoding.
@@ -53,7 +53,7 @@ def train(
 ) -> TrainingEnd:
     """Train to config.train.steps, from the newest checkpoint or from scratch.
 
-    Update t uses batch t - 1.
+    Updates count from 1, batches from 0: update t uses batch t - 1.
 
     Args:
         score: decodes and scores the validation sets; None = never.
@@ -94,11 +94,11 @@ def train(
             writer: MetricsWriter | None = None
             if group.is_lead:
                 writer = MetricsWriter(
-                    setup.workdir, resume_step=start, evaluation_due=progress.evaluation_due
+                    setup.workdir, resume_step=start, evaluation_pending=progress.evaluation_pending
                 )
             hooks = make_hooks(setup, progress, group)  # may refuse the run
             if group.is_lead:
-                begin(setup.workdir, config)
+                mark_as_training(setup.workdir, config)
             batches.wait()
             # Processes compile at different speeds: wait here, where a pause does not count as
             # hanging.
@@ -107,7 +107,7 @@ def train(
         throughput = Throughput(seconds)
         queued: tuple[int, DeviceBatch, Sums] | None = None
 
-        # ---- Steps of the loop below.
+        # ---- Functions that the loop below calls.
         def log(step: int, values: Mapping[str, object]) -> None:
             """Append a line to metrics.jsonl and call the log hooks, in process 0 only."""
             if writer:
@@ -175,7 +175,7 @@ def train(
                 if score and due.decoding:
                     compiling = functools.partial(supervisor.exit_on_signal, "compiling the search")
                     values |= score(params, supervisor.raise_if_stopping, compiling)
-            progress.evaluation_due = False
+            progress.evaluation_pending = False
             metric = note_metric(progress, values, step, config.eval.metric)
             log(step, values)
             bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
@@ -204,18 +204,19 @@ def train(
             call_hooks(hooks, "end", step, {})
 
         # ---- Update, evaluate, save.
-        stack.enter_context(finish_saves_on_error(checkpoints))
+        stack.enter_context(join_save_on_error(checkpoints))
         stack.enter_context(supervisor.expect_progress())
         for change in progress.config_changes:
             if change["step"] == start:
                 log(start, {"config_changed": change["changed"]})
         step, reason = start, ""
         throughput.restart()
-        # If an evaluation is due, the run stopped before it and begins with it.
-        if start and not progress.evaluation_due or start > last:
+        # A resumed run may have ended: by its updates, by patience, or as train.steps was lowered.
+        # With an evaluation pending it does not end here: it begins with that evaluation.
+        if (start and not progress.evaluation_pending) or start > last:
             reason = reason_to_end(config, progress, start)
         while not reason:
-            if not progress.evaluation_due:
+            if not progress.evaluation_pending:
                 # Dispatch this update, then read the metrics of the one before it: the devices
                 # always have an update queued while the host reports.
                 step += 1
@@ -231,12 +232,13 @@ def train(
                 say(f"first update {seconds_since_start():.1f} s after the start of the process")
             checkpoints.check_for_errors()
             stopping, due = supervisor.should_stop(), due_after(setup, step)
-            nothing_due = not (due.evaluation or due.checkpoint or progress.evaluation_due)
+            nothing_due = not (due.evaluation or due.checkpoint or progress.evaluation_pending)
             if nothing_due and not stopping and step < last:
                 continue
 
             report()  # raises where the run diverged, before it is evaluated or saved
-            metric, progress.evaluation_due = None, due.evaluation
+            metric = None
+            progress.evaluation_pending = due.evaluation  # until `evaluate` ends: a save stores it
             if due.evaluation and not stopping:
                 try:
                     metric = evaluate(step, due)
@@ -255,13 +257,14 @@ def train(
         elif writer:
             writer.close()
     checkpoints.close()
-    if note := ended.finished and worse_than_start(setup):
+    note = worse_than_start(setup) if ended.finished else ""
+    if note:
         say(note)
     return ended
 
 
 @contextlib.contextmanager
-def finish_saves_on_error(checkpoints: Checkpoints) -> Iterator[None]:
+def join_save_on_error(checkpoints: Checkpoints) -> Iterator[None]:
     """If the block raises, let a save in progress finish: the run can resume from it.
 
     With several processes the save gets 5 s, because another process may be dead. After a
@@ -273,5 +276,5 @@ def finish_saves_on_error(checkpoints: Checkpoints) -> Iterator[None]:
         checkpoints.close()
         raise
     except Exception:
-        checkpoints.finish_save(None if jax.process_count() == 1 else 5.0)
+        checkpoints.join_save(None if jax.process_count() == 1 else 5.0)
         raise

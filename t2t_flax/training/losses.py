@@ -44,7 +44,11 @@ def loss_sums(
     batch: dict[str, jax.Array],
     noise: Noise | None,
 ) -> tuple[jax.Array, Sums]:
-    """Return (smoothed loss, all other sums) of rows [B, L], in float32."""
+    """Return (smoothed loss, all other sums) of rows [B, L], in float32.
+
+    The logits are those of `Transformer.logits`, computed in chunks from the table and the bias, so
+    that they are never in memory at once. Change both.
+    """
     hidden: Any = model.apply({"params": params}, batch, noise, method="hidden")
     if config.model.logit_scale == "rsqrt_d":
         hidden = (hidden.astype(jnp.float32) * config.model.d_model**-0.5).astype(hidden.dtype)

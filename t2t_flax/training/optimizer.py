@@ -20,7 +20,7 @@ from t2t_flax.training.parametrization import Parametrization, Scales, join, pat
 from t2t_flax.training.parts import TrainOptimizer, TrainState
 
 LARGEST_RATE = 1e32
-"""Limit of the rate. A million updates a few times this large have a finite sum."""
+"""Limit of the rate: a million updates a few times this large do not overflow a parameter."""
 Schedule = Callable[[jax.Array | int], jax.Array]
 """Function t -> float32 learning rate, where t = update - 1 + schedule_first_step."""
 
@@ -175,7 +175,7 @@ def _clip(limit: float) -> optax.GradientTransformation:
     return optax.stateless(clipped)
 
 
-def learning_rate_schedule(config: Config) -> Schedule:
+def learning_rate_schedule(config: Config) -> Callable[[jax.Array | int], jax.Array]:
     """Return the function update -> float32 learning rate; updates count from 1.
 
     Raises ValueError for an unknown schedule.

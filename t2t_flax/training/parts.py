@@ -76,7 +76,7 @@ class TrainProgress:
     best_metric: float | None = None
     best_step: int = 0
     evaluations_without_better: int = 0
-    evaluation_due: bool = False
+    evaluation_pending: bool = False
     """True if the run stopped before or during the evaluation of `step`.
 
     The resumed run starts with this evaluation.
@@ -106,7 +106,7 @@ class TrainProgress:
             "best_metric",
             "best_step",
             "evaluations_without_better",
-            "evaluation_due",
+            "evaluation_pending",
             "seconds",
         )
         return {name: getattr(self, name) for name in changed}

@@ -68,7 +68,7 @@ class Prefetcher:
             stack.enter_context(self._batches.in_processes(self._processes))
             stack.callback(self._laying_out.shutdown, wait=False, cancel_futures=True)
             largest = (
-                max(shape.size for shape in self._batches.shapes)
+                max(shape.slots for shape in self._batches.shapes)
                 * _BYTES_PER_SLOT
                 // jax.process_count()
             )

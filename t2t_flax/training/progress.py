@@ -173,7 +173,7 @@ class Throughput:
     def add(self, batch: HostBatch) -> None:
         """Count an update."""
         self.tokens += batch.target_tokens
-        self.slots += batch.shape.size
+        self.slots += batch.shape.slots
 
     def _busy(self) -> float:
         return sum(self.seconds.get(bucket, 0.0) for bucket in ("step", "data"))
@@ -207,14 +207,14 @@ class MetricsWriter:
     never stopped. `open_growing_files` decides where the file grows.
 
     Args:
-        evaluation_due: also drop the evaluation of `resume_step`, which will be repeated.
+        evaluation_pending: also drop the evaluation of `resume_step`, which will be repeated.
     """
 
-    def __init__(self, workdir: epath.Path, *, resume_step: int, evaluation_due: bool = False):
+    def __init__(self, workdir: epath.Path, *, resume_step: int, evaluation_pending: bool = False):
         workdir = epath.Path(workdir)
         # The resumed run repeats the lines that followed the checkpoint at `resume_step`: a change
         # of the config, and an evaluation that the checkpoint does not include.
-        rewritten = ("config_changed", *(("valid_",) if evaluation_due else ()))
+        rewritten = ("config_changed", *(("valid_",) if evaluation_pending else ()))
         kept = [
             line
             for line in read_metrics(workdir)

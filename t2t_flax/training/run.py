@@ -52,7 +52,7 @@ def restore_or_init(
 
     parts = setup.config, setup.model, setup.tx, setup.parametrization, setup.mesh
     state, _ = init_state(*parts, start=started)
-    return state, TrainProgress(metric_digest=setup.metric_digest, evaluation_due=bool(start))
+    return state, TrainProgress(metric_digest=setup.metric_digest, evaluation_pending=bool(start))
 
 
 def checkpoint_meta(setup: TrainingSetup, progress: TrainProgress) -> Meta:

@@ -170,7 +170,7 @@ def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> 
     atomic_write(workdir / "config.json", config_lib.to_json(config))
 
 
-def begin(workdir: epath.Path, config: Config) -> None:
+def mark_as_training(workdir: epath.Path, config: Config) -> None:
     """Mark the run as training.
 
     Writes config.json, and removes complete.json and diverged.json. Call it after restoring and

@@ -18,7 +18,7 @@ from t2t_flax.evaluation.sets import finish
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.hooks import Hook
-from t2t_flax.training.workdir import adopt_config, begin, completed
+from t2t_flax.training.workdir import adopt_config, completed, mark_as_training
 
 QUICK = dict(
     log=dict(every_steps=10), decode=dict(beam_size=1, max_length_offset=2, max_length_ratio=0.2)
@@ -56,7 +56,7 @@ def copy(early_stopped_run, tmp_path, monkeypatch):
 
 def finish_run(config, workdir, reason="patience", hooks=()):
     """complete.json and the records it lists."""
-    begin(workdir, config)
+    mark_as_training(workdir, config)
     with RunSupervisor(ProcessGroup(), config) as supervisor:
         finish(config, workdir, loop.TrainingEnd(None, 4, reason, {}, hooks), supervisor)
     marker = json.loads((workdir / "complete.json").read_text())

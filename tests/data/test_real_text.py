@@ -44,4 +44,4 @@ def test_multi30k_from_files_to_batches(real_data, tmp_path):
     filled = [batches.batch(k) for k in range(batches.updates_per_epoch)]
     assert len(set(np.concatenate([b.pairs for b in filled]).tolist())) == corpus.train.num_pairs
     assert len({b.shape for b in filled}) == 1
-    assert np.mean([max(b.source_tokens, b.target_tokens) / b.shape.size for b in filled]) > 0.96
+    assert np.mean([max(b.source_tokens, b.target_tokens) / b.shape.slots for b in filled]) > 0.96

@@ -81,7 +81,7 @@ def test_rows_are_full_and_mix_short_and_long_pairs():
     target = np.clip(source * rng.normal(1, 0.15, 30_000), 2, 250)
     batches = Batches(Lengths(source, target), Data(microbatch_tokens=0), seed=0)
     found = [batches.batch(k) for k in range(batches.updates_per_epoch)]
-    assert np.mean([max(b.source_tokens, b.target_tokens) / b.shape.size for b in found]) > 0.96
+    assert np.mean([max(b.source_tokens, b.target_tokens) / b.shape.slots for b in found]) > 0.96
     means = [source[batch.pairs].mean() for batch in found]
     assert np.std(means) < 0.1 * source.mean()
 

@@ -81,7 +81,7 @@ def check_updates(
         if batch.epoch >= epochs:
             break
         shape = batch.shape
-        assert shape in allowed and 0 < max(batch.source_tokens, batch.target_tokens) <= shape.size
+        assert shape in allowed and 0 < max(batch.source_tokens, batch.target_tokens) <= shape.slots
         assert batch.epoch == visits.min(), "the epoch in which the update begins"
         assert batch.row.min() >= 0 and batch.row.max() < shape.micro * shape.rows
         for lengths in store.lengths:

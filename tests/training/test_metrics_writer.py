@@ -24,7 +24,7 @@ def test_resuming_drops_later_and_cut_lines(tmp_path):
 def test_repeated_evaluation_leaves_one_line(tmp_path):
     """The run was killed after writing the line but before the next checkpoint."""
     for due in (False, True, True):
-        writer = MetricsWriter(tmp_path, resume_step=2 if due else 0, evaluation_due=due)
+        writer = MetricsWriter(tmp_path, resume_step=2 if due else 0, evaluation_pending=due)
         for step in () if due else (1, 2):
             writer.write(step, {"loss": 1.0})
         writer.write(2, {"valid_nll": 0.5})

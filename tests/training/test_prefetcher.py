@@ -60,7 +60,7 @@ def test_batches_wait_up_to_a_number_of_bytes(store, monkeypatch, megabytes, exp
     batches = Batches(store, DATA, seed=0)
     (shape,) = batches.shapes
     if 3 < expected < 64:
-        expected = int(megabytes * 1e6) // (24 * shape.size)
+        expected = int(megabytes * 1e6) // (24 * shape.slots)
     with Prefetcher(batches, devices_mesh(1, 1, 1), 0, 1000) as prefetcher:
         for _ in range(expected):
             prefetcher.next()

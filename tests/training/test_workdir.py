@@ -19,9 +19,9 @@ from t2t_flax.extensions.shared.parameters_run import write_params_run
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.training.workdir import (
     adopt_config,
-    begin,
     check_run_folder,
     completed,
+    mark_as_training,
     read_config,
     writing,
 )
@@ -142,7 +142,7 @@ def test_prepare_does_not_change_a_trained_run(tmp_path):
         adopt_config(epath.Path(tmp_path), small_config(model=dict(d_model=32)), train=False)
     adopt_config(epath.Path(tmp_path), more)
     assert content(tmp_path) == before  # the start may still be refused
-    begin(epath.Path(tmp_path), more)
+    mark_as_training(epath.Path(tmp_path), more)
     assert not (tmp_path / "complete.json").exists() and read_config(tmp_path) == more
 
 

@@ -1,4 +1,4 @@
-"""Batch k as a function of (config, k), in shapes from a closed list.
+"""Batch k as a function of (config, k), in a fixed set of shapes: each is compiled once.
 
 A batch has arrays [A, B, L]: A microbatches of B rows of L tokens. Their gradients are summed into
 one update. A follows from data.microbatch_tokens. Rows are numbered across the microbatches, so
@@ -30,7 +30,7 @@ class Batches:
             to a multiple of it.
 
     Attributes:
-        shapes: closed list of shapes, ascending.
+        shapes: all shapes that batches have, ascending.
         updates_per_epoch: number of updates in the first epoch.
     """
 
@@ -44,21 +44,22 @@ class Batches:
         make_stream: MakeStream = plain_stream,
     ):
         self.stream = make_stream(PairReader(store), config, seed, None)
-        # Sizes do not depend on the mesh, because the order of the pairs must not.
-        self._shapes = {
+        # From the shape of a whole update to the same rows as microbatches, padded to the devices.
+        # The stream knows only whole updates: the order of the pairs must not depend on the mesh.
+        self._split = {
             Shape(*size): shape_of(*size, config.microbatch_tokens, shards)
             for size in self.stream.sizes
         }
-        self.shapes = list(dict.fromkeys(self._shapes.values()))
+        self.shapes = list(dict.fromkeys(self._split.values()))
 
     @property
     def updates_per_epoch(self) -> int:
         return self.stream.updates_per_epoch
 
     def batch(self, k: int) -> HostBatch:
-        """Return the batch of update k >= 0. Calls may come in any order."""
+        """Return batch k >= 0, which update k + 1 uses. Calls may come in any order."""
         update = self.stream.update(k)
-        return dataclasses.replace(update, shape=self._shapes[update.shape])
+        return dataclasses.replace(update, shape=self._split[update.shape])
 
     @contextlib.contextmanager
     def in_processes(self, count: int) -> Iterator[None]:
@@ -89,15 +90,17 @@ def validation_batches(
     Returns:
         (shape with micro = 1, function that returns its batches) for each row length in use.
     """
-    edges, longest = [config.pack_length], 8 * math.ceil(store.longest / 8)
-    while edges[-1] < store.longest:
-        edges.append(min(2 * edges[-1], longest))
-    edge_of_pair = np.searchsorted(edges, np.maximum(*store.lengths))
+    row_lengths = [config.pack_length]
+    longest = 8 * math.ceil(store.longest / 8)
+    while row_lengths[-1] < store.longest:
+        row_lengths.append(min(2 * row_lengths[-1], longest))
+    number_of_pair = np.searchsorted(row_lengths, np.maximum(*store.lengths))
     parts: list[tuple[Shape, Callable[[], Iterator[HostBatch]]]] = []
-    for number, edge in enumerate(edges):
-        members = np.flatnonzero(edge_of_pair == number)
-        rows = max(1, min(tokens, config.batch_tokens) * config.pack_length // edge**2)
-        shape = Shape(edge, math.ceil(rows / shards) * shards)
+    for number, length in enumerate(row_lengths):
+        members = np.flatnonzero(number_of_pair == number)
+        # rows * length^2 is at most its value for rows of config.pack_length.
+        rows = max(1, min(tokens, config.batch_tokens) * config.pack_length // length**2)
+        shape = Shape(length, math.ceil(rows / shards) * shards)
         if len(members):
             parts.append((shape, partial(_packed, store, shape, members)))
     return parts
@@ -105,13 +108,13 @@ def validation_batches(
 
 def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[HostBatch]:
     source, target = store.sentences(members)
-    row, *starts = first_fit(source.lengths, target.lengths, shape.length)
+    row, source_start, target_start = first_fit(source.lengths, target.lengths, shape.length)
     for first in range(0, int(row.max()) + 1, shape.rows):
         here = np.flatnonzero((first <= row) & (row < first + shape.rows))
         yield HostBatch(
             shape,
             members[here],
             row[here] - first,
-            (starts[0][here], starts[1][here]),
+            (source_start[here], target_start[here]),
             (source.at(here), target.at(here)),
         )

@@ -22,7 +22,7 @@ class Shape:
     micro: int = 1
 
     @property
-    def size(self) -> int:
+    def slots(self) -> int:
         """Token slots on each side."""
         return self.micro * self.rows * self.length
 
@@ -112,7 +112,7 @@ class HostBatch:
     @property
     def fill(self) -> float:
         """Fraction of the computed target slots that hold a token."""
-        return self.target_tokens / self.shape.size
+        return self.target_tokens / self.shape.slots
 
 
 def fill_rows(

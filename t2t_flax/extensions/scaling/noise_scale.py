@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.scaling.intervals import LEVEL, Interval
 from t2t_flax.models.dropout import Noise, noise_key
-from t2t_flax.models.transformer import products
+from t2t_flax.models.transformer import matmul_precision_scope
 from t2t_flax.training.losses import loss_sums
 from t2t_flax.training.parts import TrainingSetup
 
@@ -98,7 +98,7 @@ def measure(setup: TrainingSetup, params: Any, first: int, batches: int) -> list
             return total, others["tokens"]
 
         def add(done, part):
-            with products(model.matmul_precision):
+            with matmul_precision_scope(model.matmul_precision):
                 (_, tokens), grads = jax.value_and_grad(loss, has_aux=True)(params, *part)
             return (jax.tree.map(jnp.add, done[0], grads), done[1] + tokens), None
 

@@ -17,7 +17,7 @@ from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.selftest.probe import Probe, draw_parameters
 from t2t_flax.models.dropout import Noise, noise_key
-from t2t_flax.models.transformer import Transformer, products
+from t2t_flax.models.transformer import Transformer, matmul_precision_scope
 from t2t_flax.training.losses import loss_sums
 from t2t_flax.training.optimizer import apply_gradients, make_optimizer
 from t2t_flax.training.parametrization import Parametrization, join, parametrization_of
@@ -228,7 +228,7 @@ def _gradient(config: Config, model: Transformer, parametrization: Parametrizati
                 config, model, parametrization.merge(join(trained, frozen)), rows, noise
             )
 
-        with products(model.matmul_precision):
+        with matmul_precision_scope(model.matmul_precision):
             return jax.value_and_grad(loss, has_aux=True)(trained)
 
     return gradient

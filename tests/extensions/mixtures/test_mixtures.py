@@ -207,7 +207,7 @@ def test_batches_grow_at_the_given_updates_and_no_pair_is_lost(store, batching, 
     for k in (39, 3, 13, 7):
         np.testing.assert_array_equal(again.batch(k).pairs, batches.batch(k).pairs)
     assert max(sizes[:7]) <= 80 < max(sizes[7:12]) <= 320 < max(sizes[12:]) <= 640
-    slots = [batches.batch(k).shape.size for k in range(40)]
+    slots = [batches.batch(k).shape.slots for k in range(40)]
     assert max(slots[:7]) < min(slots[13:20]), "a small batch is not padded to a large one"
     assert seen.min() >= 1 and np.ptp(seen) <= 2, (
         "but for the pairs of the windows that are being shuffled"
