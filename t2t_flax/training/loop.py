@@ -39,9 +39,9 @@ from t2t_flax.training.validation import validation_loss
 from t2t_flax.training.workdir import mark_as_training
 
 ValidationScore = Callable[..., dict[str, float]]
-"""Function (params, after_batch, compiling) -> {valid_NAME: metric}, by decoding.
+"""Function (params, after_batch, while_compiling) -> {valid_NAME: metric}, by decoding.
 
-It calls `after_batch()` after each batch, and compiles within the context `compiling()`.
+It calls `after_batch()` after each batch, and compiles inside `with while_compiling():`.
 """
 
 
@@ -66,7 +66,8 @@ def train(
     """
     with contextlib.ExitStack() as stack:
         supervisor = supervisor or stack.enter_context(RunSupervisor(ProcessGroup(), setup.config))
-        config, group, last = setup.config, supervisor.group, setup.config.train.steps
+        config, group = setup.config, supervisor.group
+        last_step = config.train.steps
         keep_last = max(config.checkpoint.keep_last, config.checkpoint.average_last)
         checkpoints = Checkpoints(
             setup.workdir / "checkpoints",
@@ -80,12 +81,12 @@ def train(
             checkpoints.clean_up()
             state, progress = restore_or_init(setup, checkpoints, say)
             checkpoints.delete_old()
-            start, seconds = progress.step, progress.seconds
+            start, timings = progress.step, progress.seconds
             # Batches are prepared while the programs compile.
             batches = stack.enter_context(
-                Prefetcher(setup.batches, setup.mesh, start, last, config.data.num_workers)
+                Prefetcher(setup.batches, setup.mesh, start, last_step, config.data.num_workers)
             )
-            with measure("compile", seconds):
+            with measure("compile", timings):
                 programs = compile_programs(train_program(setup), setup.batches.shapes, setup.mesh)
                 valid_loss = validation_loss(setup)
                 # Compile the checksums that a save computes.
@@ -103,12 +104,14 @@ def train(
             # Processes compile at different speeds: wait here, where a pause does not count as
             # hanging.
             group.barrier("compiled")
-        bar = stack.enter_context(ProgressBar("train", last, start=start, quiet=not group.is_lead))
-        throughput = Throughput(seconds)
+        bar = stack.enter_context(
+            ProgressBar("train", last_step, start=start, quiet=not group.is_lead)
+        )
+        throughput = Throughput(timings)
         queued: tuple[int, DeviceBatch, Sums] | None = None
 
         # ---- Functions that the loop below calls.
-        def log(step: int, values: Mapping[str, object]) -> None:
+        def write_metrics(step: int, values: Mapping[str, object]) -> None:
             """Append a line to metrics.jsonl and call the log hooks, in process 0 only."""
             if writer:
                 values = {
@@ -119,7 +122,16 @@ def train(
                 writer.write(step, values)
                 call_hooks(hooks, "log", step, values)
 
-        def report() -> None:
+        def end_early(step: int) -> None:
+            """Close metrics.jsonl, and call the end hooks of a run that stopped or diverged.
+
+            A finished run calls them after its final evaluation (`evaluation.sets`).
+            """
+            if writer:
+                writer.close()
+            call_hooks(hooks, "end", step, {})
+
+        def finish_update() -> None:
             """Wait for the queued update; count, show and log it.
 
             Raises NonFiniteUpdate where the run diverged.
@@ -128,7 +140,7 @@ def train(
             if not queued:
                 return
             (step, batch, metrics), queued = queued, None
-            with measure("step", seconds):
+            with measure("step", timings):
                 values = {name: float(x) for name, x in jax.device_get(metrics).items()}
             progress.source_tokens += batch.host.source_tokens
             progress.target_tokens += batch.host.target_tokens
@@ -140,9 +152,11 @@ def train(
                 try:
                     skipped = skip_or_fail(config, progress, step, values)
                 except NonFiniteUpdate:
-                    end(step)
+                    end_early(step)
                     raise
-                log(step, {"skipped": skipped, "skipped_updates": progress.skipped_updates})
+                write_metrics(
+                    step, {"skipped": skipped, "skipped_updates": progress.skipped_updates}
+                )
                 bar.say(f"skipped {skipped}")
                 values = {name: x for name, x in values.items() if math.isfinite(x)}
             loss, rate = values.get("loss", math.nan), values["learning_rate"]
@@ -157,7 +171,7 @@ def train(
                 throughput.restart()
             call_hooks(hooks, "update", step, batch, values)
             if logged:
-                log(step, values | {"seconds": progress.rounded_seconds()})
+                write_metrics(step, values | {"seconds": progress.rounded_seconds()})
 
         def evaluate(step: int, due: DueAfterUpdate) -> float | None:
             """Run and log the due evaluations; return eval.metric, higher is better.
@@ -166,18 +180,20 @@ def train(
             discarded and remains due.
             """
             values: dict[str, float] = {}
-            with measure("eval", seconds):
+            with measure("eval", timings):
                 params = merged(setup.parametrization, state.eval_params)
                 if valid_loss and due.loss:
                     means = valid_loss(params, supervisor.raise_if_stopping)
                     values |= {f"valid_{name}": mean for name, mean in means.items()}
                     values["valid_ppl"] = perplexity(means["nll"])
                 if score and due.decoding:
-                    compiling = functools.partial(supervisor.exit_on_signal, "compiling the search")
-                    values |= score(params, supervisor.raise_if_stopping, compiling)
+                    while_compiling = functools.partial(
+                        supervisor.exit_on_signal, "compiling the search"
+                    )
+                    values |= score(params, supervisor.raise_if_stopping, while_compiling)
             progress.evaluation_pending = False
             metric = note_metric(progress, values, step, config.eval.metric)
-            log(step, values)
+            write_metrics(step, values)
             bar.say(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in values.items()))
             return metric
 
@@ -190,53 +206,47 @@ def train(
             """
             if writer:
                 writer.send()  # store the lines of metrics.jsonl before the checkpoint
-            with measure("save", seconds), supervisor.expect_progress(False):
+            with measure("save", timings), supervisor.expect_progress(False):
                 progress.step = step
                 if step in checkpoints.steps():
                     checkpoints.add_evaluation(step, progress.evaluation_fields(), metric)
                 else:
                     checkpoints.save(state, checkpoint_meta(setup, progress), metric)
 
-        def end(step: int) -> None:
-            """Close metrics.jsonl, and call the end hooks of a run that stopped or diverged."""
-            if writer:
-                writer.close()
-            call_hooks(hooks, "end", step, {})
-
         # ---- Update, evaluate, save.
         stack.enter_context(join_save_on_error(checkpoints))
         stack.enter_context(supervisor.expect_progress())
         for change in progress.config_changes:
             if change["step"] == start:
-                log(start, {"config_changed": change["changed"]})
+                write_metrics(start, {"config_changed": change["changed"]})
         step, reason = start, ""
         throughput.restart()
         # A resumed run may have ended: by its updates, by patience, or as train.steps was lowered.
         # With an evaluation pending it does not end here: it begins with that evaluation.
-        if (start and not progress.evaluation_pending) or start > last:
+        if (start and not progress.evaluation_pending) or start > last_step:
             reason = reason_to_end(config, progress, start)
         while not reason:
             if not progress.evaluation_pending:
                 # Dispatch this update, then read the metrics of the one before it: the devices
                 # always have an update queued while the host reports.
                 step += 1
-                with measure("data", seconds):
+                with measure("data", timings):
                     batch = batches.next()
-                with measure("step", seconds), jax.transfer_guard("disallow"):
+                with measure("step", timings), jax.transfer_guard("disallow"):
                     call_hooks(hooks, "before", step, state, batch)
                     state, metrics = programs[batch.arrays["target"].shape](state, batch.arrays)
-                report()
+                finish_update()
                 queued = step, batch, metrics
             if step == start + 1:
-                report()
+                finish_update()
                 say(f"first update {seconds_since_start():.1f} s after the start of the process")
             checkpoints.check_for_errors()
             stopping, due = supervisor.should_stop(), due_after(setup, step)
             nothing_due = not (due.evaluation or due.checkpoint or progress.evaluation_pending)
-            if nothing_due and not stopping and step < last:
+            if nothing_due and not stopping and step < last_step:
                 continue
 
-            report()  # raises where the run diverged, before it is evaluated or saved
+            finish_update()  # raises where the run diverged, before it is evaluated or saved
             metric = None
             progress.evaluation_pending = due.evaluation  # until `evaluate` ends: a save stores it
             if due.evaluation and not stopping:
@@ -249,11 +259,11 @@ def train(
                 save(step, metric)
 
         # ---- End.
-        with measure("save", seconds), supervisor.expect_progress(False):
+        with measure("save", timings), supervisor.expect_progress(False):
             checkpoints.wait()
         ended = TrainingEnd(state, step, reason, progress.rounded_seconds(), hooks)
         if not ended.finished:
-            end(step)
+            end_early(step)
         elif writer:
             writer.close()
     checkpoints.close()
