@@ -31,7 +31,7 @@ def test_documented_example_trains_and_decodes(example, monkeypatch, tmp_path):
     keys = EXAMPLES[example]
     if example == "README.md":
         page = documented_modules.ROOT / example
-        module = documented_modules.load("Add a layer", monkeypatch, tmp_path, page)
+        module = documented_modules.load("Add a type of layer", monkeypatch, tmp_path, page)
         monkeypatch.setitem(sys.modules, "t2t_flax.extensions.output_gate", module)
     else:
         documented_modules.use(documented_modules.EXAMPLES / example, monkeypatch)
