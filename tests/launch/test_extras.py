@@ -109,7 +109,7 @@ def test_keys_that_a_config_file_sets_count(tmp_path):
 def test_every_extra_is_known_to_the_launchers():
     """Those that no command of a launched run needs are named here."""
     assert (
-        launcher_extras() | {"tpu", "cuda", "plan", "plan-gpu", "torch", "dev", "all"}
+        launcher_extras() | {"tpu", "cuda", "plan", "plan-gpu", "torch", "docs", "dev", "all"}
         == EXTRAS.keys()
     )
     assert (
