@@ -306,6 +306,19 @@ _NOTED_COUNTS = {
 }
 
 
+_LENGTH_RATIOS = 0.9, 1.1
+"""Length ratios outside of this range have a note."""
+
+
+def length_ratio(scores: Record) -> float | None:
+    """Return the length of all outputs over the length of the references, in words.
+
+    None for tasks without such a score.
+    """
+    entries = (entry for entry in scores.values() if isinstance(entry, dict))
+    return next((entry["length_ratio"] for entry in entries if "length_ratio" in entry), None)
+
+
 def summary(record: Record, task: Task) -> str:
     """Return the scores of a record in a few lines of text."""
     scores, counts, data = record["scores"], record["counts"], record["data"]
@@ -325,6 +338,13 @@ def summary(record: Record, task: Task) -> str:
         f" {checkpoint}:"
     ]
     lines += task.summary(scores)
+    ratio = length_ratio(scores)
+    if ratio is not None and not _LENGTH_RATIOS[0] <= ratio <= _LENGTH_RATIOS[1]:
+        longer = "higher" if ratio < 1 else "lower"
+        lines.append(
+            f"  outputs have {ratio:.2f} times the length of the references: try a {longer}"
+            " config.decode.alpha"
+        )
     for name, text in _NOTED_COUNTS.items():
         numbers = [
             number for number, reason in data.get("not_scored", {}).items() if reason == name
@@ -390,7 +410,10 @@ def validation_score(
         # The model of a metric can take long, without a sign of progress.
         with supervisor.expect_progress(False) if supervisor else contextlib.nullcontext():
             scores = compute_scores(set_task.config, metrics, predictions, group=group)
-        return {f"valid_{metric.training_name}": scores[metric.name]["score"] for metric in metrics}
+        values = {metric.training_name: scores[metric.name]["score"] for metric in metrics}
+        if (ratio := length_ratio(scores)) is not None:
+            values["length_ratio"] = ratio
+        return {f"valid_{name}": value for name, value in values.items()}
 
     def score(
         params: Params,

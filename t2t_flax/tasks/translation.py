@@ -200,6 +200,7 @@ def sacrebleu_statistics(steps: Recipe, predictions: Predictions) -> SentenceSta
             "brevity_penalty": round(bleu.bp, 6),
             "hypothesis_length": bleu.sys_len,
             "reference_length": bleu.ref_len,
+            "length_ratio": round(bleu.sys_len / max(bleu.ref_len, 1), 4),
         }
     undivided = (
         undivided_lines(steps.tokenizer, filter(None, itertools.chain(*references)))

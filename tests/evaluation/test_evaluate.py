@@ -13,7 +13,7 @@ from t2t_flax.__main__ import main
 from t2t_flax.config import resolve
 from t2t_flax.data.splits import check_sources, split_source
 from t2t_flax.decoding.translator import Hypothesis, Translation
-from t2t_flax.evaluation.evaluate import evaluate
+from t2t_flax.evaluation.evaluate import evaluate, summary
 from t2t_flax.evaluation.restore import TrainedModel, load, stored_config
 from t2t_flax.tasks import task_of
 
@@ -163,3 +163,19 @@ def test_evaluate_stores_texts_and_scores(finished, capsys):
             "toy:test:30",
         )
     )
+
+
+@pytest.mark.parametrize(("ratio", "noted"), [(0.8, True), (0.95, False), (1.2, True)])
+def test_outputs_of_another_length_than_the_references_are_noted(finished, ratio, noted):
+    workdir, _ = finished
+    assert main(["evaluate", f"--workdir={workdir}", "--config.mesh.data=-1", "--step=4"]) == 0
+    record = json.loads((workdir / "eval" / "test-4.json").read_text())
+    bleu = record["scores"]["sacrebleu"]
+    assert bleu["length_ratio"] == pytest.approx(
+        bleu["hypothesis_length"] / bleu["reference_length"], abs=1e-4
+    )
+    for entry in record["scores"].values():
+        if isinstance(entry, dict) and "length_ratio" in entry:
+            entry["length_ratio"] = ratio
+    text = summary(record, task_of(stored_config(workdir)))
+    assert ("config.decode.alpha" in text) == noted

@@ -37,4 +37,6 @@ def test_validation_bleu_uses_the_first_decode_sentences(tmp_path, cache, monkey
     assert expected_progress == [False], "the model of a metric may take long"
     assert decoded == [source for source, _ in pairs]
     expected = score_translations([r.replace("a", "e") for _, r in pairs], [[r for _, r in pairs]])
-    assert score == {"valid_bleu": expected["sacrebleu"]["score"]} and 0 < score["valid_bleu"] < 100
+    bleu = expected["sacrebleu"]
+    assert score == {"valid_bleu": bleu["score"], "valid_length_ratio": bleu["length_ratio"]}
+    assert 0 < score["valid_bleu"] < 100

@@ -79,7 +79,8 @@ def test_decoding_validates_each_direction_with_its_own_languages(workdir, cache
         0
     ].params
     values = validation_score(setup)(params)
-    assert set(values) == {"valid_bleu", "valid_bleu/en-de", "valid_bleu/de-en"}
+    names = "valid_bleu", "valid_length_ratio"
+    assert set(values) == {f"{n}{of}" for n in names for of in ("", "/en-de", "/de-en")}
     assert values["valid_bleu"] == pytest.approx(
         (values["valid_bleu/en-de"] + values["valid_bleu/de-en"]) / 2
     )
