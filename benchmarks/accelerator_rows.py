@@ -33,8 +33,8 @@ def set_up(preset: str, keys: Keys, corpus: Path, workdir: Path) -> Any:
     if not corpus.exists():
         pairs = max(2000, config.train.steps * config.data.batch_tokens // BLOCK)
         write_corpus(corpus, "wmt", pairs, config.data.vocab_size)
-    side = SimpleNamespace(vocab_size=config.data.vocab_size)
-    tokenizers = SimpleNamespace(source=side, target=side, digest="random")
+    sizes = (config.data.vocab_size, config.data.vocab_size)
+    tokenizers = SimpleNamespace(vocab_sizes=sizes, digest="random")
     return set_up_training(
         config, epath.Path(workdir), Corpus(tokenizers, TokenStore.open(corpus), {})
     )
