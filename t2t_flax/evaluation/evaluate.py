@@ -23,7 +23,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import UNK
 from t2t_flax.config.keys import SCORES, TRANSLATIONS
-from t2t_flax.config.schema import keys_that_change
+from t2t_flax.config.schema import keys_that_change, unmet
 from t2t_flax.data.dataset import split_store
 from t2t_flax.data.hooks import data_hooks
 from t2t_flax.data.sources import Source, has_text
@@ -340,11 +340,10 @@ def summary(record: Record, task: Task) -> str:
     lines += task.summary(scores)
     ratio = length_ratio(scores)
     if ratio is not None and not _LENGTH_RATIOS[0] <= ratio <= _LENGTH_RATIOS[1]:
-        longer = "higher" if ratio < 1 else "lower"
-        lines.append(
-            f"  outputs have {ratio:.2f} times the length of the references: try a {longer}"
-            " config.decode.alpha"
-        )
+        note = f"  outputs have {ratio:.2f} times the length of the references"
+        if unmet("decode.alpha", task.config.value) is None:  # else the key would be refused
+            note += f": try a {'higher' if ratio < 1 else 'lower'} config.decode.alpha"
+        lines.append(note)
     for name, text in _NOTED_COUNTS.items():
         numbers = [
             number for number, reason in data.get("not_scored", {}).items() if reason == name

@@ -177,5 +177,7 @@ def test_outputs_of_another_length_than_the_references_are_noted(finished, ratio
     for entry in record["scores"].values():
         if isinstance(entry, dict) and "length_ratio" in entry:
             entry["length_ratio"] = ratio
-    text = summary(record, task_of(stored_config(workdir)))
-    assert ("config.decode.alpha" in text) == noted
+    config = stored_config(workdir)
+    assert ("config.decode.alpha" in summary(record, task_of(config))) == noted
+    greedy = stored_config(workdir, {"decode.strategy": "greedy"})
+    assert "config.decode.alpha" not in summary(record, task_of(greedy)), "it would be refused"
