@@ -28,7 +28,7 @@ print(run.score([("It is late.", "Es ist spät.")])[0].log_prob)
 
 KEYS = """# Config keys
 
-Look up what a key means. `--config.GROUP.KEY=VALUE` sets it on the command line,
+Look up the meaning of a key. `--config.GROUP.KEY=VALUE` sets it on the command line,
 `c.group.key = value` in a config file; `explain --config=... --keys` shows the values of a config.
 Numbers in brackets are sections of the paper. A key that is read only with certain values of other
 keys says so, and is refused without them. Generated from the code by `python -m tools.reference`;

@@ -159,7 +159,7 @@ class Layouter:
         )
 
     def _packed_rows(self, source: np.ndarray, target: np.ndarray, window: int) -> tuple:
-        """Place pairs in packed rows, each of which is a block.
+        """Place pairs in packed rows; each row is a block.
 
         Equal windows get other rows, since the pairs are shuffled before.
 

@@ -66,7 +66,7 @@ _OTHER_RULES = (
     "suppress_tokens", "guidance_scale", "penalty_alpha", "min_new_tokens", "max_new_tokens",
     "sequence_bias", "num_return_sequences", "forced_eos_token_id",
 )  # fmt: skip
-"""Decoding rules for which we have no key."""
+"""Decoding rules without a key here."""
 _NEUTRAL_AT_1 = (
     "repetition_penalty",
     "encoder_repetition_penalty",
