@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import functools
 import importlib.util
+import inspect
 import operator
 import traceback
 from collections.abc import Container
@@ -182,20 +183,22 @@ def find(name: str) -> Preset:
 def load_config(path: str, *overrides: dict[str, str]) -> Config:
     """Return the checked, frozen config of a file or preset.
 
-    `path` is `FILE.py[:variant]`, a run's `config.json` or a preset's name. Raises UserError for a
+    `path` is `FILE.py[:variant]`, a run's `config.json` or a preset's name. A `get_config` with a
+    parameter `overrides` gets the overrides, and can choose values by them. Raises UserError for a
     missing file, an unknown preset, variant or key, a wrong type, an impossible combination, and
     for a config.json that names a program or code to run (`overrides.from_elsewhere`).
 
     Args:
         overrides: such as `{"model.dropout": "0.2"}`; later ones act on the result of earlier ones.
     """
-    values = functools.reduce(override, overrides, _read(path, set().union(*overrides)))
+    given: dict[str, str] = functools.reduce(operator.or_, overrides, {})
+    values = functools.reduce(override, overrides, _read(path, given))
     config = resolve(values)
     check_evaluation(config)
     return config
 
 
-def _read(path: str, given: Container[str]) -> Any:
+def _read(path: str, given: dict[str, str]) -> Any:
     file, _ = split_variant(path)
     if path.endswith(".json") and Path(path).is_file():
         return _stored(path, given)
@@ -207,7 +210,7 @@ def _read(path: str, given: Container[str]) -> Any:
             f"--config={path}: no file {file!r}. Give a Python file that defines get_config(), or a"
             f" preset, such as --config={name}; `explain --presets` lists them."
         )
-    config = from_python_file("--config", path, "get_config", "configs/toy.py")
+    config = from_python_file("--config", path, "get_config", "configs/toy.py", overrides=given)
     if not isinstance(config, ml_collections.ConfigDict | dict):
         raise UserError(
             f"--config={path}: get_config() returned {show(config)}. Return default_config(),"
@@ -241,7 +244,7 @@ def split_variant(path: str) -> tuple[str, str]:
     return file, path[len(file) + 1 :]
 
 
-def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
+def from_python_file(flag: str, path: str, function: str, example: str, **optional: Any) -> Any:
     """Call `function()` of a Python file and return the result.
 
     Calls `function(VARIANT)` if `path` is FILE.py:VARIANT. Raises UserError for a missing file or
@@ -250,6 +253,7 @@ def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
     Args:
         flag: name of the flag, for the message.
         example: file with an example, for the message.
+        optional: arguments that are passed if the function has parameters of their names.
     """
     file, variant = split_variant(path)
     if not Path(file).is_file():
@@ -268,7 +272,10 @@ def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
             raise UserError(
                 f"{flag}={path}: {file} does not define {function}(). See {example} for an example."
             )
-        return getattr(module, function)(*([variant] if variant else []))
+        called = getattr(module, function)
+        known = inspect.signature(called).parameters
+        named = {name: value for name, value in optional.items() if name in known}
+        return called(*([variant] if variant else []), **named)
     except UserError:
         raise
     except SyntaxError as error:

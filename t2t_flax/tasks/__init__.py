@@ -5,16 +5,18 @@ Each task is a class, listed in `registry.TASKS` under its data.task.
 
 import abc
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from t2t_flax.config import Config
+from t2t_flax.config import Config, default_config, override, resolve
 from t2t_flax.config.schema import HIGHER_IS_BETTER
 from t2t_flax.data.hooks import config_of_set
 from t2t_flax.data.sources import Source, one_line
+from t2t_flax.data.splits import split_source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.registry import GROUPS, TASKS, load_extensions
@@ -254,6 +256,20 @@ def task_of(config: Config) -> Task:
     if name not in TASKS:
         raise UserError(f"config.data.task = {name!r} is none of {', '.join(TASKS)}.")
     return TASKS.load(name)(config)
+
+
+@functools.cache  # a command reads its config several times
+def count_pairs(most: int = 1_000_000, **data: str) -> int:
+    """Return the number of training pairs, at most `most`, before any is filtered.
+
+    For a config file that chooses its values by them. Raises UserError if they cannot be read.
+
+    Args:
+        data: keys of the group `data` by name, as text: `count_pairs(train="a.en,a.de")`.
+    """
+    given = {f"data.{name}": text for name, text in data.items()}
+    task = task_of(resolve(override(default_config(), given)))
+    return sum(1 for _ in itertools.islice(split_source(task, "train").read(), most))
 
 
 def lower_is_better(name: str) -> bool:
