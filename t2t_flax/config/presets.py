@@ -8,10 +8,12 @@ differ from the defaults of `schema`, the paper's base model.
 import dataclasses
 import difflib
 import functools
+import importlib.machinery
 import importlib.util
 import inspect
 import operator
 import traceback
+import types
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
@@ -260,14 +262,8 @@ def from_python_file(flag: str, path: str, function: str, example: str, **option
         raise UserError(
             f"{flag}={path}: no file {file!r}. Give a Python file that defines {function}()."
         )
-    spec = importlib.util.spec_from_file_location(f"t2t_flax_{function}_{Path(file).stem}", file)
-    if spec is None or spec.loader is None:
-        raise UserError(
-            f"{flag}={path}: {file} is not a Python file. Give one that defines {function}()."
-        )
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        module = _module(file, Path(file).stat().st_mtime_ns)
         if not hasattr(module, function):
             raise UserError(
                 f"{flag}={path}: {file} does not define {function}(). See {example} for an example."
@@ -284,7 +280,17 @@ def from_python_file(flag: str, path: str, function: str, example: str, **option
         lines = [
             frame.lineno
             for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == spec.origin
+            if frame.filename == file
         ]
         location = f"{file} line {lines[-1]}" if lines else f"{function}()"
         raise UserError(f"{flag}={path}: {location}: {type(error).__name__}: {error}") from error
+
+
+@functools.lru_cache(32)  # a sweep reads its config for each trial
+def _module(file: str, changed: int) -> types.ModuleType:
+    """Execute a Python file and return it as a module. `changed` is its time of change."""
+    loader = importlib.machinery.SourceFileLoader(f"t2t_flax_{Path(file).stem}", file)
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
