@@ -138,21 +138,26 @@ class LayerNorm(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _layer_norm(x, scale, bias, epsilon, dtype):
-    return _norm_forward(x, scale, bias, epsilon, dtype)[0]
+    # On a CPU this mean is faster than the one of training: XLA vectorizes the sum.
+    return _norm(x, scale, bias, epsilon, dtype, lambda x: x.mean(-1, keepdims=True))[0]
 
 
 def _norm_forward(x, scale, bias, epsilon, dtype):
-    mean = _mean(x.astype(jnp.float32))
-    inverse = jax.lax.rsqrt(_mean(jnp.square(x - mean)) + epsilon)
-    # Saved for the backward pass, where XLA would otherwise recompute them in each kernel.
-    mean, inverse = jax.lax.optimization_barrier((mean, inverse))
-    y = (x - mean) * (inverse * scale) + bias
-    return y.astype(dtype), (x, mean, inverse, scale)
+    return _norm(x, scale, bias, epsilon, dtype, _mean)
 
 
 def _mean(x):
     # Multiplies instead of dividing the sum: the division would be a separate kernel on a GPU.
     return (x * (1 / x.shape[-1])).sum(-1, keepdims=True)
+
+
+def _norm(x, scale, bias, epsilon, dtype, mean_of):
+    mean = mean_of(x.astype(jnp.float32))
+    inverse = jax.lax.rsqrt(mean_of(jnp.square(x - mean)) + epsilon)
+    # Saved for the backward pass, where XLA would otherwise recompute them in each kernel.
+    mean, inverse = jax.lax.optimization_barrier((mean, inverse))
+    y = (x - mean) * (inverse * scale) + bias
+    return y.astype(dtype), (x, mean, inverse, scale)
 
 
 def _norm_backward(epsilon, dtype, saved, cotangent):
