@@ -7,7 +7,7 @@ import abc
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -258,17 +258,25 @@ def task_of(config: Config) -> Task:
     return TASKS.load(name)(config)
 
 
-@functools.cache  # a command reads its config several times
-def count_pairs(most: int = 1_000_000, **data: str) -> int:
+def count_pairs(overrides: Mapping[str, str], most: int = 1_000_000) -> int:
     """Return the number of training pairs, at most `most`, before any is filtered.
 
-    For a config file that chooses its values by them. Raises UserError if they cannot be read.
+    For a config file that chooses its values by it. Raises UserError if they cannot be read.
 
     Args:
-        data: keys of the group `data` by name, as text: `count_pairs(train="a.en,a.de")`.
+        overrides: text by key; those of `data` and of extensions say what to read.
     """
-    given = {f"data.{name}": text for name, text in data.items()}
-    task = task_of(resolve(override(default_config(), given)))
+    load_extensions()
+    groups = {"data", *GROUPS}
+    return _count(
+        frozenset((key, text) for key, text in overrides.items() if key.split(".")[0] in groups),
+        most,
+    )
+
+
+@functools.cache  # a sweep reads its config for each trial
+def _count(data: frozenset[tuple[str, str]], most: int) -> int:
+    task = task_of(resolve(override(default_config(), dict(data))))
     return sum(1 for _ in itertools.islice(split_source(task, "train").read(), most))
 
 
