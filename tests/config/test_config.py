@@ -94,7 +94,7 @@ def test_config_files_with_variants(tmp_path):
     "name",
     [
         "toy.py",
-        "text.py",
+        "text.py:29000",
         "wmt14_ende.py:base",
         "wmt14_ende.py:big",
         "wmt14_enfr.py:base",
