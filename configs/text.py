@@ -34,9 +34,7 @@ SIZES = {
     15_000: Size(
         layers=2, width=256, dropout=0.3, rate=1e-3, warmup=300, pieces=2000, updates=4000
     ),
-    100_000: Size(
-        layers=3, width=128, dropout=0.15, rate=4e-3, warmup=500, pieces=4000, updates=4500
-    ),
+    100_000: Size(layers=3, width=256, dropout=0.3, rate=1e-3, warmup=500, pieces=4000, updates=8000),
 }
 
 
