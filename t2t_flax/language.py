@@ -1,6 +1,7 @@
 """Language codes in the spelling that each library knows, and in file names."""
 
 import dataclasses
+import difflib
 import functools
 import re
 from collections.abc import Collection
@@ -9,26 +10,26 @@ from t2t_flax.errors import UserError
 
 _ISO_639 = (
     "aa=aar ab=abk ae=ave af=afr ak=aka am=amh an=arg ar=ara=arb as=asm av=ava ay=aym=ayr"
-    " az=aze=azj ba=bak be=bel bg=bul bi=bis bm=bam bn=ben bo=bod=tib br=bre bs=bos ca=cat ce=che"
-    " ch=cha co=cos cr=cre cs=ces=cze cu=chu cv=chv cy=cym=wel da=dan de=deu=ger dv=div dz=dzo"
-    " ee=ewe el=ell=gre en=eng eo=epo es=spa et=est=ekk eu=eus=baq fa=fas=per=pes ff=ful fi=fin"
-    " fj=fij fo=fao fr=fra=fre fy=fry ga=gle gd=gla gl=glg gn=grn=gug gu=guj gv=glv ha=hau he=heb"
-    " hi=hin ho=hmo hr=hrv ht=hat hu=hun hy=hye=arm hz=her ia=ina id=ind ie=ile ig=ibo ii=iii"
-    " ik=ipk io=ido is=isl=ice it=ita iu=iku ja=jpn jv=jav ka=kat=geo kg=kon ki=kik kj=kua kk=kaz"
-    " kl=kal km=khm kn=kan ko=kor kr=kau=knc ks=kas ku=kur=kmr kv=kom kw=cor ky=kir la=lat lb=ltz"
-    " lg=lug li=lim ln=lin lo=lao lt=lit lu=lub lv=lav=lvs mg=mlg=plt mh=mah mi=mri=mao mk=mkd=mac"
-    " ml=mal mn=mon=khk mr=mar ms=msa=may=zsm mt=mlt my=mya=bur na=nau nb=nob nd=nde ne=nep=npi"
-    " ng=ndo nl=nld=dut nn=nno no=nor nr=nbl nv=nav ny=nya oc=oci oj=oji om=orm=gaz or=ori=ory"
-    " os=oss pa=pan pi=pli pl=pol ps=pus=pbt pt=por qu=que=quy rm=roh rn=run ro=ron=rum ru=rus"
-    " rw=kin sa=san sc=srd sd=snd se=sme sg=sag sh=hbs si=sin sk=slk=slo sl=slv sm=smo sn=sna"
-    " so=som sq=sqi=alb=als sr=srp ss=ssw st=sot su=sun sv=swe sw=swa=swh ta=tam te=tel tg=tgk"
-    " th=tha ti=tir tk=tuk tl=tgl=fil tn=tsn to=ton tr=tur ts=tso tt=tat tw=twi ty=tah ug=uig"
-    " uk=ukr ur=urd uz=uzb=uzn ve=ven vi=vie vo=vol wa=wln wo=wol xh=xho yi=yid=ydd yo=yor za=zha"
-    " zh=zho=chi=cmn zu=zul"
+    " az=aze=azj ba=bak be=bel bg=bul bi=bis bm=bam bn=ben bo=bod=tib br=bre bs=bos ca=cat"
+    " ce=che ch=cha co=cos cr=cre cs=ces=cze cu=chu cv=chv cy=cym=wel da=dan de=deu=ger dv=div"
+    " dz=dzo ee=ewe el=ell=gre en=eng eo=epo es=spa et=est=ekk eu=eus=baq fa=fas=per=pes ff=ful"
+    " fi=fin fj=fij fo=fao fr=fra=fre fy=fry ga=gle gd=gla gl=glg gn=grn=gug gu=guj gv=glv"
+    " ha=hau he=heb hi=hin ho=hmo hr=hrv ht=hat hu=hun hy=hye=arm hz=her ia=ina id=ind ie=ile"
+    " ig=ibo ii=iii ik=ipk io=ido is=isl=ice it=ita iu=iku ja=jpn jv=jav ka=kat=geo kg=kon"
+    " ki=kik kj=kua kk=kaz kl=kal km=khm kn=kan ko=kor kr=kau=knc ks=kas ku=kur=kmr kv=kom"
+    " kw=cor ky=kir la=lat lb=ltz lg=lug li=lim ln=lin lo=lao lt=lit lu=lub lv=lav=lvs"
+    " mg=mlg=plt mh=mah mi=mri=mao mk=mkd=mac ml=mal mn=mon=khk mr=mar ms=msa=may=zsm mt=mlt"
+    " my=mya=bur na=nau nb=nob nd=nde ne=nep=npi ng=ndo nl=nld=dut nn=nno no=nor nr=nbl nso=ns"
+    " nv=nav ny=nya oc=oci oj=oji om=orm=gaz or=ori=ory os=oss pa=pan pi=pli pl=pol ps=pus=pbt"
+    " pt=por qu=que=quy rm=roh rn=run ro=ron=rum ru=rus rw=kin sa=san sc=srd sd=snd se=sme"
+    " sg=sag sh=hbs si=sin sk=slk=slo sl=slv sm=smo sn=sna so=som sq=sqi=alb=als sr=srp ss=ssw"
+    " st=sot su=sun sv=swe sw=swa=swh ta=tam te=tel tg=tgk th=tha ti=tir tk=tuk tl=tgl=fil"
+    " tn=tsn to=ton tr=tur ts=tso tt=tat tw=twi ty=tah ug=uig uk=ukr ur=urd uz=uzb=uzn ve=ven"
+    " vi=vie vo=vol wa=wln wo=wol xh=xho yi=yid=ydd yo=yor za=zha zh=zho=chi=cmn zu=zul"
 )
 """Codes of ISO 639-1, each with its ISO 639-3 and 639-2/B codes.
 
-A macrolanguage also has the code of the individual language in FLORES-200.
+A macrolanguage also has the code of the individual language in FLORES-200. M2M-100 calls nso ns.
 """
 _SPELLINGS = {codes[0]: codes for codes in (entry.split("=") for entry in _ISO_639.split())}
 _BASES = {code: base for base, codes in _SPELLINGS.items() for code in codes}
@@ -96,6 +97,13 @@ class Language:
         """
         codes = [*_SPELLINGS.get(self.base, [self.base]), *_SPELLINGS.get(self.group, [])]
         return next((code for code in codes if code in known), None)
+
+
+def near_codes(code: str, known: Collection[str]) -> list[str]:
+    """Return the known codes of the same language, or else the ones spelled most alike."""
+    base = Language.known(code).base
+    same = [one for one in known if base != "und" and Language.known(one).base == base]
+    return same or difflib.get_close_matches(code, known, n=5, cutoff=0.5)
 
 
 def named_languages(spec: str) -> list[Language | None]:

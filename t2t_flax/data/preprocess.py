@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from etils import epath
 
-from t2t_flax.config.data_keys import EOS
+from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.progress import Report, silent
 from t2t_flax.data.sources import PairOrReason, Source, counted
 from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, upload
@@ -177,28 +177,21 @@ class Encoder:
 
     def __call__(self, pairs: list[PairOrReason]) -> Chunk:
         policies = self.policies
-        encode = self.tokenizers.source.encode, self.tokenizers.target.encode_text
-        ids: list[list[list[int]]] = [
-            (
-                []
-                if isinstance(pair, str)
-                else [one(text) for one, text in zip(encode, pair, strict=True)]
-            )
-            for pair in pairs
-        ]
-        reasons, long = self._reasons(pairs, ids)
+        read = [([], [], []) if isinstance(pair, str) else self._read(*pair) for pair in pairs]
+        ids = [self._framed(*one) for one in read]
+        reasons, long = self._reasons(pairs, read, ids)
         kept = [i for i, reason in enumerate(reasons) if not reason]
         dropped = [(i, reason) for i, reason in enumerate(reasons) if reason]
         counts = collections.Counter(pairs_read=len(pairs), dropped=len(dropped))
         counts.update(reason for _, reason in dropped)
-        limit = None
         if policies.on_too_long == "truncate":
-            limit = policies.max_length - 1
             counts["truncated"] = sum(not reasons[i] for i in long)
+            for i in long:
+                ids[i] = self._framed(*read[i], policies.max_length - 1)
         sides = []
         for side, eos in enumerate((policies.source_eos, True)):
             end = [EOS] if eos else []
-            sentences = [[*ids[i][side][:limit], *end] for i in kept]
+            sentences = [[*ids[i][side], *end] for i in kept]
             flat = np.fromiter(itertools.chain.from_iterable(sentences), np.int32)
             sides.append((flat, _lengths(sentences)))
         if policies.keep_texts:
@@ -207,17 +200,41 @@ class Encoder:
                 sides.append((np.frombuffer(b"".join(texts), np.uint8), _lengths(texts)))
         return Chunk(self.part, counts, sides, dropped)
 
+    def _read(self, source: str, target: str) -> tuple[list[int], list[int], list[int]]:
+        """Return the ids of (control symbols of the source, its text, target)."""
+        symbols, text = self.tokenizers.source.split(source)
+        return (
+            symbols,
+            self.tokenizers.source.encode_text(text),
+            self.tokenizers.target.encode_text(target),
+        )
+
+    def _framed(
+        self, symbols: list[int], source: list[int], target: list[int], most: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of both sides without EOS; text beyond `most` ids is left out."""
+        if not source:
+            return symbols[:most], target[:most]
+        before, after, start = self.tokenizers.source.frame(symbols)
+        room = None if most is None else max(0, most - len(before) - len(after))
+        first = [start] if start != PAD else []
+        return [*before, *source[:room], *after], [*first, *target][:most]
+
     def _reasons(
-        self, pairs: list[PairOrReason], ids: list[list[list[int]]]
+        self,
+        pairs: list[PairOrReason],
+        read: list[tuple[list[int], list[int], list[int]]],
+        ids: list[tuple[list[int], list[int]]],
     ) -> tuple[list[str], list[int]]:
         """Return (first reason to drop each pair, "" if it is kept; pairs that are too long)."""
-        policies, symbols = self.policies, len(self.tokenizers.source.split(self.tag)[0])
+        policies, of_tag = self.policies, len(self.tokenizers.source.split(self.tag)[0])
         reasons, whole, long = [], {}, []
         for i, (pair, sides) in enumerate(zip(pairs, ids, strict=True)):
             if isinstance(pair, str):
                 reasons.append(pair)
                 continue
-            source, target = sides[0][symbols:], sides[1]
+            symbols, text, target = read[i]
+            source = [*symbols[of_tag:], *text]
             empty = not (source and target and all(map(str.strip, pair)))
             too_long = max(map(len, sides)) + 1 > policies.max_length
             if too_long:

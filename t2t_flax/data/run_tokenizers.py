@@ -93,10 +93,12 @@ def _check_languages(tokenizer: Tokenizer, source: Source) -> None:
     for part in source.parts if tokenizer.target_languages else ():
         first = next((text for text, _ in part.pairs() if text.strip()), "")
         if tokenizer.lacks_language(first):
+            languages = list(tokenizer.target_languages)
+            more = f" and {len(languages) - 20} more" if len(languages) > 20 else ""
             raise UserError(
                 f"{part.spec}: the tokenizer has symbols of the languages to write"
-                f" ({', '.join(tokenizer.target_languages)}), such as"
-                f" <2{min(tokenizer.target_languages)}>, with one of which each source sentence"
+                f" ({', '.join(languages[:20])}{more}), such as"
+                f" <2{languages[0]}>, with one of which each source sentence"
                 f" must begin: {first!r}"
             )
 

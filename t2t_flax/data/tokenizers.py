@@ -11,7 +11,7 @@ import io
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from etils import epath
 
@@ -27,12 +27,30 @@ SPECIAL = ("<pad>", "</s>", "<unk>")
 # A constant, not the number of cores: it is in the model's bytes and changes unigram pieces.
 _NUM_THREADS = 4
 _MAX_SENTENCE_BYTES = 1 << 20
-_LANGUAGE = re.compile(r"<2([A-Za-z][\w-]*)>")
+_LANGUAGE = re.compile(r"<(2|from:)([A-Za-z][\w-]*)>")
 
 
-def languages_of(symbols: Iterable[str]) -> set[str]:
-    """Return the target languages that control symbols name: {"de"} for `<2de>`."""
-    return {match[1] for symbol in symbols if (match := _LANGUAGE.fullmatch(symbol))}
+def languages_of(symbols: Iterable[str], kind: str = "2") -> set[str]:
+    """Return the languages that control symbols name: {"de"} for `<2de>`, a target language.
+
+    Args:
+        kind: "2", or "from:" for source languages, `<from:de>`.
+    """
+    matches = filter(None, map(_LANGUAGE.fullmatch, symbols))
+    return {match[2] for match in matches if match[1] == kind}
+
+
+class Frame(NamedTuple):
+    """Ids around the text of a pair that stand for the control symbols of its source.
+
+    Args:
+        before, after: ids before and after the source text, without the EOS of data.source_eos.
+        start: id before the target text, which a search forces at no cost; PAD = none.
+    """
+
+    before: list[int]
+    after: list[int]
+    start: int
 
 
 class Tokenizer(abc.ABC):
@@ -80,9 +98,17 @@ class Tokenizer(abc.ABC):
         """Return the ids of a text without control symbols, without EOS."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without EOS."""
+        """Return the ids of a source text, without EOS."""
         symbols, rest = self.split(text)
-        return [*symbols, *self.encode_text(rest)]
+        before, after, _ = self.frame(symbols)
+        return [*before, *self.encode_text(rest), *after]
+
+    def frame(self, symbols: list[int]) -> Frame:
+        """Return where the model expects the control symbols of a source text: before it.
+
+        Raises UserError if one is missing that the model needs.
+        """
+        return Frame(symbols, [], PAD)
 
     def split(self, text: str) -> tuple[list[int], str]:
         """Return (ids of the control symbols at the start of a text, rest of the text)."""
@@ -96,20 +122,33 @@ class Tokenizer(abc.ABC):
         They name the language to write (Johnson et al. 2017, section 3). If there are any, source
         texts begin with one.
         """
-        return {
-            code: self.control_symbols[f"<2{code}>"]
-            for code in sorted(languages_of(self.control_symbols))
-        }
+        return self._languages("2")
 
-    def lacks_language(self, text: str) -> bool:
-        """Return whether a source text lacks a target language's symbol that it needs.
+    @functools.cached_property
+    def source_languages(self) -> dict[str, int]:
+        """Ids of control symbols such as `<from:de>` by language code.
+
+        They name the language of the source text. If there are any, source texts begin with one.
+        """
+        return self._languages("from:")
+
+    def _languages(self, kind: str) -> dict[str, int]:
+        codes = sorted(languages_of(self.control_symbols, kind))
+        return {code: self.control_symbols[f"<{kind}{code}>"] for code in codes}
+
+    def lacks_symbol(self, text: str, languages: Mapping[str, int]) -> bool:
+        """Return whether a source text needs one of these languages' symbols and has none.
 
         A blank text needs no symbol.
         """
-        languages = self.target_languages
         return bool(languages and text.strip()) and not set(self.split(text)[0]) & set(
             languages.values()
         )
+
+    def lacks_language(self, text: str) -> bool:
+        """Return whether a source text lacks a symbol of its source or target language."""
+        sides = self.source_languages, self.target_languages
+        return any(self.lacks_symbol(text, languages) for languages in sides)
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:

@@ -7,12 +7,12 @@ import bisect
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from t2t_flax.config import Config, Decode, Model
-from t2t_flax.config.data_keys import EOS
+from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 
@@ -34,12 +34,14 @@ class EncodedLines:
     Args:
         sources: ids with EOS; empty for an empty line.
         prefixes: first ids that are forced on the output.
+        starts: first of them that costs nothing, as it names the language; PAD = none.
         cut: whether the source was truncated.
         caps: maximum output tokens, prefix and EOS included.
     """
 
     sources: list[list[int]]
     prefixes: list[list[int]]
+    starts: list[int]
     cut: list[bool]
     caps: list[int]
 
@@ -65,15 +67,19 @@ def encode_lines(
     eos = [EOS] if source_eos else []
     limit = source_limit(config, model) - len(eos)
     encode_prefix = tokenizers.target.encode_text
-    sources = [source_ids(tokenizers.source, line) for line in lines]
-    cut = [len(ids) > limit for ids in sources]
-    sources = [ids[:limit] + eos if ids else [] for ids in sources]
-    forced = [encode_prefix(p) if p else [] for p in prefixes or [""] * len(lines)]
+    read = [source_ids(tokenizers.source, line, limit) for line in lines]
+    sources = [one.ids + eos if one.ids else [] for one in read]
+    forced = [
+        [one.start] * (one.start != PAD) + (encode_prefix(prefix) if prefix else [])
+        for one, prefix in zip(read, prefixes or [""] * len(lines), strict=True)
+    ]
     caps = [
         output_cap(config, model, len(ids), len(prefix))
         for ids, prefix in zip(sources, forced, strict=True)
     ]
-    return EncodedLines(sources, forced, cut, caps)
+    return EncodedLines(
+        sources, forced, [one.start for one in read], [one.cut for one in read], caps
+    )
 
 
 class StepChange(Protocol):
@@ -112,14 +118,32 @@ def read_lines(
     return lines, more
 
 
-def source_ids(tokenizer: Tokenizer, line: str) -> list[int]:
-    """Return the ids of a source line, without EOS.
+class SourceIds(NamedTuple):
+    """Ids of a source line without EOS; empty if it has no text besides control symbols.
 
-    The list is empty if the line has no text besides control symbols.
+    Args:
+        start: see `data.tokenizers.Frame`.
+        cut: whether text was left out.
+    """
+
+    ids: list[int]
+    start: int = PAD
+    cut: bool = False
+
+
+def source_ids(tokenizer: Tokenizer, line: str, limit: int | None = None) -> SourceIds:
+    """Return the ids of a source line.
+
+    Args:
+        limit: maximum number of ids; the text beyond it is left out.
     """
     symbols, text = tokenizer.split(line)
     ids = tokenizer.encode_text(text) if text.strip() else []
-    return [*symbols, *ids] if ids else []
+    if not ids:
+        return SourceIds([])
+    before, after, start = tokenizer.frame(symbols)
+    room = len(ids) if limit is None else max(0, limit - len(before) - len(after))
+    return SourceIds([*before, *ids[:room], *after], start, len(ids) > room)
 
 
 def output_cap(config: Decode, model: Model, source: int, prefix: int = 0) -> int:

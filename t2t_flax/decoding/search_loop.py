@@ -53,7 +53,7 @@ class Sentences:
         caps_B: maximum tokens, EOS included, int32.
         keys_BxK: random keys.
         more: arrays [B, ...] by name, read by rules and searches of extensions; "prefix": forced
-            first tokens [B, P], 0 = free.
+            first tokens [B, P], 0 = free; "start": first token [B], of probability 1, 0 = none.
     """
 
     caps_B: PyTree

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t_flax.config import Config, Decode
-from t2t_flax.config.data_keys import EOS
+from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import (
     PREFIX_LENGTHS,
@@ -28,6 +28,7 @@ from t2t_flax.decoding.batches import (
 )
 from t2t_flax.decoding.sampling import random_keys
 from t2t_flax.decoding.search_loop import (
+    IMPOSSIBLE,
     LENGTHS,
     Cache,
     Search,
@@ -147,6 +148,8 @@ class Translator:
         ]
         if longest := max(map(len, encoded.prefixes), default=0):
             more["prefix"] = padded(encoded.prefixes, len(lines), round_up(longest, PREFIX_LENGTHS))
+        if any(encoded.starts):
+            more["start"] = np.array(encoded.starts, np.int32)
         params = in_compute_type(self._model, params)
         lengths = list(map(len, encoded.sources))
         done, total = 0, sum(n > 0 for n in lengths)
@@ -261,9 +264,17 @@ class DecodeStep:
         return result
 
     def __call__(self, params, tokens_BxK, position, cache):
-        return self.model.apply(
+        logits_BxKxV, cache = self.model.apply(
             {"params": params}, tokens_BxK, position, cache, method="decode_step"
         )
+        start_B = cache["sentences"].more.get("start")
+        if start_B is not None:  # then the probability of the first token is 1
+            certain = jnp.where(
+                jnp.arange(logits_BxKxV.shape[-1]) == start_B[:, None, None], 0.0, IMPOSSIBLE
+            )
+            is_start = (position == 0) & (start_B[:, None, None] != PAD)
+            logits_BxKxV = jnp.where(is_start, certain, logits_BxKxV)
+        return logits_BxKxV, cache
 
 
 def in_compute_type(model: Transformer, params: Params) -> Params:

@@ -12,7 +12,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.config.data_keys import EOS
+from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.config.overrides import check_same_model, from_elsewhere, warn_of_lost
 from t2t_flax.data.hooks import config_of_set
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -24,9 +24,10 @@ from t2t_flax.distributed.mesh import Params
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.scoring import PairIds, PairScore, pair_log_probs
 from t2t_flax.files import check_workdir
+from t2t_flax.language import near_codes
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import DECODERS, FLAGS, LINES
+from t2t_flax.registry import DECODERS, FLAGS
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import (
@@ -142,32 +143,51 @@ class TrainedModel(StoredRun):
         source_ids(self.tokenizers.source, texts[0])
 
     def in_language(self, text: str, language: str | None = None) -> str:
-        """Return the text with the target language's symbol before it, such as `<2de>`.
+        """Return the text with the symbols of its languages before it, such as `<2de>`.
 
-        The text is unchanged if it begins with a symbol, or if the model has no such symbols.
-        Raises UserError for a language that the model does not write, and for None if there are
-        several.
+        The text is unchanged if it begins with them, or if the model has no such symbols. Raises
+        UserError for a language that the model does not write, and for None if there are several;
+        and as `from_language`.
         """
         tokenizer, data = self.tokenizers.source, self.config.data
         languages = list(tokenizer.target_languages) or [data.target_language]
         if language not in (None, *languages):
             origin = "" if tokenizer.target_languages else f"from {data.source_language} "
             raise UserError(
-                f"the model translates {origin}into {_some(languages)}, not into {language!r}."
+                f"the model translates {origin}into {_some(languages, language)}, not into"
+                f" {language!r}."
             )
-        if not tokenizer.lacks_language(text):
+        text = self.from_language(text)
+        if not tokenizer.lacks_symbol(text, tokenizer.target_languages):
             return text
         if language is None and len(languages) > 1:
-            flags = "".join(
-                f", or give {flag}={languages[0]}"
-                for flag, row in FLAGS.items()
-                if row.commands == LINES
-            )
             raise UserError(
                 f"the model translates into {_some(languages)}: begin each line with the symbol of"
-                f" one, such as <2{languages[0]}>{flags}."
+                f" one, such as <2{languages[0]}>{_or_flag('--target-language', languages[0])}."
             )
         return f"<2{language or languages[0]}> {text}"
+
+    def from_language(self, text: str, language: str | None = None) -> str:
+        """Return the text with the symbol of its own language before it, if the model needs one.
+
+        Raises UserError for a language that the model does not read, and for None if
+        data.source_language is none of them.
+        """
+        languages = list(self.tokenizers.source.source_languages)
+        known, own = languages or [self.config.data.source_language], language
+        if own not in (None, *known):
+            raise UserError(
+                f"the model translates from {_some(known, own)}, not from {language!r}."
+            )
+        if not self.tokenizers.source.lacks_symbol(text, self.tokenizers.source.source_languages):
+            return text
+        own = own or self.config.data.source_language
+        if own not in languages:
+            raise UserError(
+                f"the model translates from {_some(languages)}: begin each line with the symbol of"
+                f" one, such as <from:{languages[0]}>{_or_flag('--source-language', languages[0])}."
+            )
+        return f"<from:{own}> {text}"
 
     def check_single(self, what: str) -> None:
         """Raise UserError, saying that `what` needs one model, if several decode together."""
@@ -223,10 +243,14 @@ class TrainedModel(StoredRun):
 
         Raises UserError for an empty or too long sentence, and as `in_language`.
         """
+        return self._encode_source(source)[0]
+
+    def _encode_source(self, source: str) -> tuple[list[int], list[int]]:
+        """Return the ids of a source sentence, and those before the target text."""
         text = self.in_language(task_of(self.config).preprocess_source(source))
-        ids = source_ids(self.tokenizers.source, text)
+        ids, start, _ = source_ids(self.tokenizers.source, text)
         self._check_side("source", source, ids)
-        return ids + [EOS] * self.config.data.source_eos
+        return ids + [EOS] * self.config.data.source_eos, [start] * (start != PAD)
 
     def encode_pair(self, source: str, target: str) -> PairIds:
         """Return the token ids of a pair.
@@ -236,10 +260,10 @@ class TrainedModel(StoredRun):
         """
         if source.strip() and target.strip():
             target = task_of(self.config).preprocess_target(source, target)
-        source_tokens = self.encode_source(source)
+        source_tokens, start = self._encode_source(source)
         target_tokens = self.tokenizers.target.encode_text(target)
         self._check_side("target", target, target_tokens)
-        return PairIds(source_tokens, target_tokens + [EOS])
+        return PairIds(source_tokens, start + target_tokens + [EOS])
 
     def _check_side(self, side: str, text: str, ids: list[int]) -> None:
         limit = self.max_source_length
@@ -265,8 +289,15 @@ class TrainedModel(StoredRun):
         return source_limit(self.config.decode, self.config.model)
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+def _some(names: Sequence[str], near: str | None = None) -> str:
+    """Return some of the codes as text, the ones most like `near` first."""
+    first = near_codes(near, names) if near and len(names) > 20 else []
+    shown = first or list(names[:20])
+    return ", ".join(shown) + (f" and {more} more" if (more := len(names) - len(shown)) else "")
+
+
+def _or_flag(flag: str, value: str) -> str:
+    return f", or give {flag}={value}" if flag in FLAGS else ""
 
 
 def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = None) -> Config:

@@ -45,7 +45,7 @@ COMMANDS.add(
     "import",
     Command(
         "t2t_flax.extensions.interop.import_command",
-        "read a trained model of Hugging Face's Marian, of CTranslate2 or of `export` as a run",
+        "read a model of Hugging Face (Marian, M2M-100, NLLB), CTranslate2 or `export` as a run",
     ),
 )
 GROUPS.add("ctranslate2", CTranslate2)
@@ -62,6 +62,9 @@ DECODERS.add("ctranslate2", "t2t_flax.extensions.interop.ctranslate2_decoder:CTr
 TOKENIZER_FILES.add(
     "SentencePiece model and vocabulary",
     "t2t_flax.extensions.interop.marian_tokenizer:MarianTokenizer",
+)
+TOKENIZER_FILES.add(
+    "M2M-100 vocabulary", "t2t_flax.extensions.interop.m2m100_tokenizer:M2M100Tokenizer"
 )
 TOKENIZER_FILES.add(
     "symbols split at spaces", "t2t_flax.extensions.shared.list_tokenizer:SymbolTokenizer"

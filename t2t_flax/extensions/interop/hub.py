@@ -16,15 +16,17 @@ from t2t_flax.errors import UserError, first_line, install_hint
 PREFIX = "hub:"
 _NAME = re.compile(r"hub:([\w][\w.-]*/[\w][\w.-]*)(?:@([\w][\w./-]*))?", re.ASCII)
 _READ = (
-    "config.json", "generation_config.json", "tokenizer_config.json", "vocab.json",
-    "target_vocab.json", "source.spm", "target.spm", "*_vocabulary.json", "*_vocabulary.txt",
-    "vmap.txt", "tokenizer/*", "model.safetensors", "model.bin", "weights.npz",
+    "config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json",
+    "vocab.json", "target_vocab.json", "source.spm", "target.spm", "sentencepiece.bpe.model",
+    "tokenizer.json", "*_vocabulary.json", "*_vocabulary.txt", "vmap.txt", "tokenizer/*",
+    "model-*.safetensors", "model.safetensors", "model.safetensors.index.json", "model.bin",
+    "weights.npz",
 )  # fmt: skip
 """File patterns that readers of models need; weights are in order of preference.
 
 Other files of a repository are not downloaded.
 """
-_SECOND_CHOICE = "pytorch_model.bin"
+_SECOND_CHOICE = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
 """Same weights as model.safetensors, read if that is missing."""
 _HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 """HTTP libraries whose network errors huggingface_hub raises.
@@ -89,9 +91,9 @@ def pull(name: str) -> Path:
         options = {"revision": revision or None}
         folder = Path(hub.snapshot_download(repo, allow_patterns=list(_READ), **options))
         if (folder / "config.json").exists() and not any(
-            (folder / file).exists() for file in _READ[-3:]
+            (folder / file).exists() for file in _READ[-4:]
         ):
-            hub.snapshot_download(repo, allow_patterns=[*_READ, _SECOND_CHOICE], **options)
+            hub.snapshot_download(repo, allow_patterns=[*_READ, *_SECOND_CHOICE], **options)
         if not folder.exists():
             raise UserError(
                 f"--from={name} is not a model that can be read: it has none of {', '.join(_READ)}."

@@ -10,12 +10,14 @@ def run(argv: list[str]) -> int:
     """Return exit code 0 when the workdir is written."""
     parser = arguments.parser(
         "import",
-        "Reads a trained model of Hugging Face's Marian (OPUS-MT), of CTranslate2, or of `export`,"
-        " and writes it as a\nworkdir that translate, evaluate, score, attend, export and"
+        "Reads a trained model of Hugging Face (OPUS-MT, M2M-100, NLLB), of CTranslate2, or of"
+        " `export`, and writes it as a\nworkdir that translate, evaluate, score, attend, export and"
         " finetuning.init_from accept like a run's.\nWhat is read is recognized by its files.",
         epilog=(
             "Examples:\n  python -m t2t_flax import --from=opus-mt-en-de --workdir=runs/opus\n "
             " python -m t2t_flax import --from=hub:Helsinki-NLP/opus-mt-en-de --workdir=runs/opus\n"
+            "  python -m t2t_flax import --from=hub:facebook/nllb-200-distilled-600M"
+            " --workdir=runs/nllb\n"
             "  python -m t2t_flax import --from=toy-ct2 --workdir=runs/from-ct2\n  python -m"
             " t2t_flax import --from=ct2 --num-heads=8 --source-language=ar --target-language=en"
             " --workdir=runs/aren"
@@ -96,18 +98,18 @@ def run(argv: list[str]) -> int:
     for note in model.notes:
         print(f"note: {note}")
     symbols = model.tokenizers.source.target_languages
-    choice = next(
-        (f" (lines begin with the language to write: <2{language}> ...)" for language in symbols),
-        "",
-    )
+    flags = [f"--target-language={language}" for language in list(symbols)[:1]]
+    if model.tokenizers.source.source_languages:
+        flags += [f"--source-language={directions[0].source}"]
+    choice = f" {' '.join(flags)} (or another of its languages)" if flags else ""
     start = ["python", "-m", "t2t_flax"]
     translate = shlex.join([*start, "translate", f"--workdir={args.workdir}"])
-    flags = [
+    train_flags = [
         f"--config={args.workdir}/config.json",
         f"--config.finetuning.init_from={args.workdir}",
     ]
     print(
-        f"Translate: {translate}{choice}. Fine-tune: {shlex.join([*start, 'train', *flags])}"
+        f"Translate: {translate}{choice}. Fine-tune: {shlex.join([*start, 'train', *train_flags])}"
         " --config.data.train=... --workdir=NEW"
     )
     return OK

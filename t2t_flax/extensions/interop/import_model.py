@@ -11,15 +11,16 @@ from etils import epath
 from t2t_flax.config.overrides import from_elsewhere, warn_of_lost
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.interop import ctranslate2_import, marian_import
+from t2t_flax.extensions.interop import ctranslate2_import, m2m100_import, marian_import
 from t2t_flax.extensions.interop.imported import ImportedModel
 from t2t_flax.extensions.interop.json_settings import read_json
 from t2t_flax.extensions.interop.model_folder import MODEL_FILE, open_model
 from t2t_flax.extensions.interop.safetensors_file import read_safetensors
 
 EXPECTED = (
-    "model.safetensors of `export --format=safetensors`, a Hugging Face Marian model (config.json"
-    " with model_type marian, and model.safetensors or pytorch_model.bin), or a CTranslate2 model"
+    "model.safetensors of `export --format=safetensors`, a Hugging Face model (config.json with"
+    " model_type marian or m2m_100, and model.safetensors or pytorch_model.bin, or the index of"
+    " several), or a CTranslate2 model"
     " (model.bin or weights.npz, and vocabularies)"
 )
 
@@ -53,12 +54,13 @@ def _reader(path: Path) -> tuple[Callable[..., ImportedModel], Path]:
         )
     kind = settings.get("model_type")
     kinds: Sequence[tuple[Callable[..., ImportedModel], Sequence[str]]] = _KINDS
-    if kind is not None and kind != "marian":
+    if kind is not None and kind not in _HUGGING_FACE:
         raise UserError(
-            f"--from={path}: config.json has model_type = {str(kind)[:100]!r}; expected marian."
+            f"--from={path}: config.json has model_type = {str(kind)[:100]!r}; expected"
+            f" {' or '.join(_HUGGING_FACE)}."
         )
-    if kind == "marian":
-        kinds = ((marian_import.read, marian_import.WEIGHTS),)
+    if kind is not None:
+        kinds = ((_HUGGING_FACE[kind], marian_import.WEIGHTS),)
     known = [
         (reader, folder / name)
         for reader, names in kinds
@@ -67,8 +69,9 @@ def _reader(path: Path) -> tuple[Callable[..., ImportedModel], Path]:
     ]
     if chosen := [(reader, file) for reader, file in known if path in (folder, file)]:
         return chosen[0]
-    if kind == "marian" and path == folder:
-        return marian_import.read, folder / marian_import.WEIGHTS[0]  # its error says what is wrong
+    if kind is not None and path == folder:
+        # Its error says what is wrong.
+        return _HUGGING_FACE[kind], folder / marian_import.WEIGHTS[0]
     names = sorted(entry.name for entry in folder.iterdir())
     shown = (
         ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
@@ -104,8 +107,10 @@ def _read_own(weights: Path, **_: object) -> ImportedModel:
     )
 
 
+_HUGGING_FACE = {"marian": marian_import.read, "m2m_100": m2m100_import.read}
+"""Readers by the model_type of config.json."""
 _KINDS = ((ctranslate2_import.read, ctranslate2_import.WEIGHTS), (_read_own, (MODEL_FILE,)))
 """(reader, names of its weights), in order of preference.
 
-config.json identifies Marian's models.
+config.json identifies Hugging Face's models.
 """

@@ -83,7 +83,10 @@ def import_config(
         "max_length": min(Data.max_length, model.max_positions),
     }
     keys = {item.name: getattr(model, item.name) for item in keys_of(model)}
-    return resolve({"model": keys, "data": data, "decode": decode or {}})
+    groups: dict[str, Any] = {"model": keys, "data": data, "decode": decode or {}}
+    if tokenizers.source.source_languages:
+        groups["languages"] = {"source_symbol": True}  # of texts for fine-tuning
+    return resolve(groups)
 
 
 def stated_language(name: str | None) -> str:
@@ -137,10 +140,15 @@ class NamedArrays:
     """
 
     def __init__(self, path: Path, arrays: Mapping[str, np.ndarray], expected: str):
-        self.path, self._arrays, self._expected, self._used = path, arrays, expected, set[str]()
+        self.path, self._arrays, self._expected = path, arrays, expected
+        self._used, self._ignored = set[str](), set[str]()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._arrays
+        return name in self._arrays and name not in self._ignored
+
+    def ignore(self, name: str) -> None:
+        """Pass over an array that has no effect; it is no longer among these arrays."""
+        self._ignored.add(name)
 
     def count(self, prefix: str, separator: str = "/") -> int:
         """Return the number of consecutive PREFIX0, PREFIX1, ...
@@ -174,7 +182,7 @@ class NamedArrays:
                 " weights."
             )
         try:
-            taken = array.astype(np.float32)
+            taken = array.astype(np.float32, copy=False)
         except (ValueError, TypeError):
             raise UserError(
                 f"{self.path}: {name!r} is {array.dtype}; expected floating-point weights."
@@ -208,7 +216,7 @@ class NamedArrays:
 
     def refuse_unused(self) -> None:
         """Raise UserError, naming unused arrays: the model has a part that ours lacks."""
-        unused = sorted(set(self._arrays) - self._used)
+        unused = sorted(set(self._arrays) - self._used - self._ignored)
         if unused:
             shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
             plural = "s" if len(unused) > 1 else ""
@@ -232,13 +240,20 @@ class Vocabulary:
         """Number of rows of the file's tables."""
         return int(np.sum(self.rows >= 0))
 
-    def take(self, table: np.ndarray) -> np.ndarray:
+    def take(self, table: np.ndarray, multiple: int = 1) -> np.ndarray:
         """Return the rows of `table` in the order of our ids.
 
         Ids that the file lacks get zeros.
+
+        Args:
+            multiple: rows of zeros make the number of rows a multiple of this.
         """
-        known = self.rows >= 0
-        return np.where(known.reshape(-1, *[1] * (table.ndim - 1)), table[self.rows], np.float32(0))
+        count = -(-len(self.rows) // multiple) * multiple
+        taken = np.zeros((count, *table.shape[1:]), np.float32)
+        rows = taken[: len(self.rows)]
+        np.take(table, np.maximum(self.rows, 0), 0, out=rows, mode="clip")
+        rows[self.rows < 0] = 0
+        return taken
 
     def take_bias(self, bias: np.ndarray | None) -> np.ndarray | None:
         """Return `bias` [rows] in the order of our ids.

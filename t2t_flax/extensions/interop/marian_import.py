@@ -4,8 +4,11 @@ It reads config.json, the weights, two SentencePiece models and vocab.json. Its 
 [out, in], ours [in, out]; its sinusoids have all sines before all cosines.
 """
 
+import collections
 import math
 import re
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +37,16 @@ from t2t_flax.extensions.interop.layer_names import (
     sines_first,
 )
 from t2t_flax.extensions.interop.marian_export import EPSILON
-from t2t_flax.extensions.interop.safetensors_file import read_tensors
+from t2t_flax.extensions.interop.safetensors_file import TensorFile
 
 NAME = "Hugging Face Marian"
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+"""Files of weights, or lists of the files among which they are divided."""
 _SAFE_TORCH = 2, 6
 """First version whose torch.load(weights_only=True) runs no code of the file."""
 _EXPECTED = "Marian's encoder and decoder"
@@ -64,7 +73,7 @@ _OTHER_RULES = (
     "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "repetition_penalty",
     "encoder_repetition_penalty", "num_beam_groups", "diversity_penalty", "do_sample", "min_length",
     "suppress_tokens", "guidance_scale", "penalty_alpha", "min_new_tokens", "max_new_tokens",
-    "sequence_bias", "num_return_sequences", "forced_eos_token_id",
+    "sequence_bias", "num_return_sequences", "forced_eos_token_id", "forced_bos_token_id",
 )  # fmt: skip
 """Decoding rules without a key here."""
 _NEUTRAL_AT_1 = (
@@ -100,31 +109,18 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
         languages: "" to take the folder's.
     """
     folder = weights.parent
-    config = read_json(folder / _CONFIG, _CONFIG_TYPES)
-    own_rules = (
-        read_json(folder / _GENERATION, _GENERATION_TYPES)
-        if (folder / _GENERATION).exists()
-        else {}
-    )
-    generation = config | own_rules
     tokenizer = (
         read_json(folder / _TOKENIZER, _TOKENIZER_TYPES) if (folder / _TOKENIZER).exists() else {}
     )
-    _check(folder / _CONFIG, config, num_heads)
-    for file, keys in ((_CONFIG, config), (_GENERATION, generation)):
-        _check_fixed(folder / file, keys)
-    _check_search(folder / _GENERATION, generation)
+    config, generation = read_settings(folder, num_heads, fixed=_FIXED_KEYS)
     vocabularies = _vocabularies(folder, config, tokenizer)
-    arrays = NamedArrays(weights, _arrays(weights), _EXPECTED)
-    model = _model(folder / _CONFIG, config)
+    arrays = NamedArrays(weights, read_arrays(weights), _EXPECTED)
+    model = model_of(folder, config)
     positions = _positions(arrays, model)
-    params, keys = _tables(arrays, config, model, vocabularies)
-    for stack in ("encoder", "decoder"):
-        for n in range(config[f"{stack}_layers"]):
-            name = f"model.{stack}.layers.{n}."
-            params[f"{stack}_{n}"] = MARIAN.read(arrays, name, model, cross=stack == "decoder")
+    params, keys = tables(arrays, config, model, vocabularies)
+    params |= layers(arrays, model)
     arrays.refuse_unused()
-    never_padding = [[config["pad_token_id"]]] == generation.get("bad_words_ids")
+    never_padding = _never_padding(config, generation)
     if never_padding and generation.get("renormalize_logits") and "output_bias" in params:
         params["output_bias"][PAD] = IMPROBABLE
     if positions.sines_first:
@@ -145,9 +141,49 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
         for side, given in zip(("source", "target"), languages, strict=True)
     )
     resolved = import_config(
-        model, pair, (source, target), folder, decode=_decode(config, generation)
+        model, pair, (source, target), folder, decode=decode_keys(config, generation)
     )
-    return ImportedModel(NAME, resolved, params, pair, _notes(generation, never_padding))
+    return ImportedModel(NAME, resolved, params, pair, notes(config, generation))
+
+
+def read_settings(
+    folder: Path,
+    num_heads: int,
+    *,
+    fixed: dict[str, Any],
+    defaults: dict[str, Any] | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return config.json, and the rules of decoding in it and in generation_config.json.
+
+    Raises UserError, naming the key, for values that this project does not have.
+
+    Args:
+        fixed: supported value of keys that have only one.
+        defaults: values of keys that config.json may leave out.
+    """
+    config = (defaults or {}) | read_json(folder / _CONFIG, _CONFIG_TYPES)
+    own_rules = (
+        read_json(folder / _GENERATION, _GENERATION_TYPES)
+        if (folder / _GENERATION).exists()
+        else {}
+    )
+    generation = config | own_rules
+    _check(folder / _CONFIG, config, num_heads)
+    for file, keys in ((_CONFIG, config), (_GENERATION, generation)):
+        _check_fixed(folder / file, keys, fixed)
+    _check_search(folder / _GENERATION, generation)
+    return config, generation
+
+
+def layers(arrays: NamedArrays, model: Model) -> dict[str, Any]:
+    """Read the parameters of all layers."""
+    params = {}
+    stacks = (("encoder", model.num_encoder_layers), ("decoder", model.num_decoder_layers))
+    for stack, count in stacks:
+        for n in range(count):
+            name = f"model.{stack}.layers.{n}."
+            params[f"{stack}_{n}"] = MARIAN.read(arrays, name, model, cross=stack == "decoder")
+    return params
 
 
 def _check(path: Path, config: dict[str, Any], num_heads: int) -> None:
@@ -176,8 +212,8 @@ def _check(path: Path, config: dict[str, Any], num_heads: int) -> None:
         )
 
 
-def _check_fixed(path: Path, settings: dict[str, Any]) -> None:
-    for key, value in _FIXED_KEYS.items():
+def _check_fixed(path: Path, settings: dict[str, Any], fixed: dict[str, Any]) -> None:
+    for key, value in fixed.items():
         if settings.get(key, value) != value:
             raise UserError(
                 f"{path}: {key} = {settings[key]!r} is not supported; expected {value!r}."
@@ -196,12 +232,16 @@ def _whole(
         raise UserError(f"{path}: {key} = {value!r}; expected a whole number from {least} on.")
 
 
-def _model(path: Path, config: dict[str, Any]) -> Model:
-    """Return the model without the keys of tables and positions."""
+def model_of(folder: Path, config: dict[str, Any], **more: Any) -> Model:
+    """Return the model without the keys of tables and positions.
+
+    Args:
+        more: further keys.
+    """
     heads = config["encoder_attention_heads"]
     if config["d_model"] % heads:
         raise UserError(
-            f"{path}: encoder_attention_heads = {heads} does not divide d_model ="
+            f"{folder / _CONFIG}: encoder_attention_heads = {heads} does not divide d_model ="
             f" {config['d_model']}."
         )
     return Model(
@@ -210,18 +250,26 @@ def _model(path: Path, config: dict[str, Any]) -> Model:
         attention_bias=True,
         norm_eps=EPSILON,
         embed_scale="sqrt_d" if config.get("scale_embedding") else "none",
-        pad_vocab_to_multiple=1,
+        **{"pad_vocab_to_multiple": 1} | more,
     )
 
 
-def _arrays(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Path) -> Mapping[str, np.ndarray]:
+    """Return the arrays of a file of `WEIGHTS`, each read when it is asked for.
+
+    Raises UserError.
+    """
     if not path.is_file():
-        expected = " or ".join(WEIGHTS)
         raise UserError(
-            f"there is no {expected} in {path.parent}, which config.json says is a Marian model."
+            f"there is no {path.name} in {path.parent}: expected {' or '.join(WEIGHTS)}."
         )
+    if path.suffix == ".json":
+        files = set(read_json(path, {"weight_map": dict}).get("weight_map", {}).values())
+        if not files or any(not isinstance(f, str) or Path(f).name != f for f in files):
+            raise UserError(f"{path} has no weight_map with names of files beside it.")
+        return collections.ChainMap(*(read_arrays(path.parent / f) for f in sorted(files)))
     if path.suffix == ".safetensors":
-        return read_tensors(path)[0]
+        return TensorFile(path)
     try:
         import torch
     except ModuleNotFoundError:
@@ -232,7 +280,9 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
             f" of its own (CVE-2025-32434). Install a newer one: {install_hint('torch')}."
         )
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        # Files of torch before 1.6 cannot be mapped.
+        mapped = zipfile.is_zipfile(path)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         return {name: tensor.float().numpy() for name, tensor in state.items()}
     except Exception as error:  # any error that torch raises for a damaged file
         raise UserError(f"{path} cannot be read as PyTorch's weights: {error}") from None
@@ -305,7 +355,7 @@ def _positions(arrays: NamedArrays, model: Model) -> Positions:
     return known.pop() if known else Positions("sinusoid_interleaved", 0, True)
 
 
-def _tables(
+def tables(
     arrays: NamedArrays,
     config: dict[str, Any],
     model: Model,
@@ -328,7 +378,7 @@ def _tables(
     if not shared:
         same = [["source"], ["target", "output"]] if tied else [["source"], ["target"], ["output"]]
     sizes = {"source": source.count, "target": target.count, "output": target.count}
-    tables: dict[str, np.ndarray] = {}
+    found: dict[str, np.ndarray] = {}
     for sides in same:
         known = [name for side in sides for name in names[side] if name in arrays] or [
             names[sides[0]][-1]
@@ -340,15 +390,16 @@ def _tables(
                     f"{arrays.path}: {name} differs from {known[0]}, with which config.json"
                     " ties it."
                 )
-        tables |= dict.fromkeys(sides, table)
+        found |= dict.fromkeys(sides, table)
     params: dict[str, Any] = {}
+    multiple = model.pad_vocab_to_multiple
     if shared and tied:
-        params["shared_embedding"] = {"table": target.take(tables["target"])}
+        params["shared_embedding"] = {"table": target.take(found["target"], multiple)}
     else:
-        params["source_embedding"] = {"table": source.take(tables["source"])}
-        params["target_embedding"] = {"table": target.take(tables["target"])}
+        params["source_embedding"] = {"table": source.take(found["source"], multiple)}
+        params["target_embedding"] = {"table": target.take(found["target"], multiple)}
     if not tied:
-        params["output_embedding"] = {"table": target.take(tables["output"])}
+        params["output_embedding"] = {"table": target.take(found["output"], multiple)}
     bias = (
         arrays.take("final_logits_bias", 1, sizes["output"])[0]
         if "final_logits_bias" in arrays
@@ -366,10 +417,10 @@ def _tables(
             f"{arrays.path.parent / _CONFIG}: decoder_start_token_id = {start} is not in the"
             " vocabulary."
         )
-    if kind == "pad" and not np.any(tables["target"][start]):
+    if kind == "pad" and not np.any(found["target"][start]):
         kind = "zeros"
     if kind == "bos":
-        params["decoder_start_token"] = {"bos": tables["target"][start]}
+        params["decoder_start_token"] = {"bos": found["target"][start]}
     tie = "none" if not tied else "all" if shared else "decoder"
     return params, dict(
         tie_embeddings=tie, output_bias="output_bias" in params, decoder_start_token=kind
@@ -384,7 +435,7 @@ def _check_search(path: Path, generation: dict[str, Any]) -> None:
         raise UserError(f"{path}: length_penalty = {penalty!r}; expected a number.")
 
 
-def _decode(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, Any]:
+def decode_keys(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, Any]:
     """Return Hugging Face's search in our keys.
 
     score / length^length_penalty; max_length counts the start token.
@@ -407,7 +458,11 @@ def _decode(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, Any
     }
 
 
-def _notes(generation: dict[str, Any], never_padding: bool) -> tuple[str, ...]:
+def _never_padding(config: dict[str, Any], generation: dict[str, Any]) -> bool:
+    return [[config["pad_token_id"]]] == generation.get("bad_words_ids")
+
+
+def notes(config: dict[str, Any], generation: dict[str, Any]) -> tuple[str, ...]:
     """Return the decoding rules that are not imported."""
     rules = {
         key: value for key in _OTHER_RULES if (value := generation.get(key)) not in (None, 0, [])
@@ -419,7 +474,7 @@ def _notes(generation: dict[str, Any], never_padding: bool) -> tuple[str, ...]:
     }
     if (generation.get("length_penalty") or 0) < 0:  # our minimum is 0
         rules["length_penalty"] = generation["length_penalty"]
-    if generation.get("bad_words_ids") and not never_padding:
+    if generation.get("bad_words_ids") and not _never_padding(config, generation):
         rules["bad_words_ids"] = generation["bad_words_ids"]
     return tuple(
         f"{_GENERATION}: {key} = {value!r} is not taken over"

@@ -3,8 +3,9 @@
 Also checks of the numbers of any model's arrays.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +89,47 @@ def read_tensors(
 
     Raises UserError if it cannot be read.
     """
+    with _readable(path) as file:
+        names = file.keys() if with_arrays else ()
+        return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[Any]:
     # NumPy lacks some types of tensors that the format has.
     damaged = (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError)
     try:
         with safe_open(path, framework="numpy") as file:
-            names = file.keys() if with_arrays else ()
-            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+            yield file
     except damaged as error:
         raise UserError(f"{path} is not a readable safetensors file: {error}") from None
+
+
+class TensorFile(Mapping[str, np.ndarray]):
+    """Arrays of a safetensors file by name, each read when it is asked for.
+
+    Raises UserError if the file cannot be read.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        with _readable(path) as file:
+            self._names = tuple(file.keys())
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._names:
+            raise KeyError(name)
+        with _readable(self._path) as file:  # opened anew, so that no page of it stays in memory
+            return file.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

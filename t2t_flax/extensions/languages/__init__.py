@@ -1,6 +1,6 @@
 """Languages: several directions in one model.
 
-A symbol before the source sentence tells it the target language.
+Symbols before the source sentence tell it the target language, and the source language if asked.
 """
 
 import functools
@@ -35,6 +35,11 @@ class Languages(Group):
         mutable=True,
         kind=TEXT,
     )
+    source_symbol: bool = key(
+        False,
+        "a symbol of the source language, too: <from:en>, as imported models of M2M-100 and NLLB"
+        " need it",
+    )
 
     def check(self, config: Config) -> None:
         """Raise UserError as `parse_directions`, and for another task than translation."""
@@ -52,9 +57,9 @@ class Languages(Group):
         return LanguagesHook(config)
 
 
-def symbol_of(language: str) -> str:
-    """Return the control symbol before a source sentence: `<2de>`."""
-    return f"<2{language}>"
+def symbols_of(direction: Direction, source_symbol: bool) -> list[str]:
+    """Return the control symbols before a source sentence: `<2de>`, and `<from:en>` if asked."""
+    return [f"<2{direction.target}>", *([f"<from:{direction.source}>"] if source_symbol else [])]
 
 
 def parse_directions(config: Config) -> Mapping[str, Direction]:
@@ -132,6 +137,15 @@ def _names(data: Data) -> dict[str, str]:
 
 
 GROUPS.add("languages", Languages)
+FLAGS.add(
+    "--source-language",
+    Flag(
+        LINES,
+        "language of the lines, with a model that is told it: its symbol before lines without one",
+        "CODE",
+        module="t2t_flax.extensions.languages.flag:SourceLanguage",
+    ),
+)
 FLAGS.add(
     "--target-language",
     Flag(

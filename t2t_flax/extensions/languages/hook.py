@@ -1,9 +1,10 @@
-"""Languages in a run's data: the target language's symbol before source sentences."""
+"""Languages in a run's data: their symbols before source sentences."""
 
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import VALID_PREFIX
 from t2t_flax.data.hooks import DataHook
-from t2t_flax.extensions.languages import parse_directions, symbol_of
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.languages import parse_directions, symbols_of
 from t2t_flax.extensions.shared.tagged_source import TaggedSource
 
 
@@ -14,9 +15,9 @@ class LanguagesHook(DataHook):
         self._trained = list(
             dict.fromkeys(self._directions[name] for name in self._train if self._directions)
         )
-        self._symbols = dict.fromkeys(
-            sorted({symbol_of(target) for _, target in self._trained}), "languages.directions"
-        )
+        self._source_symbol = config.group("languages").source_symbol
+        symbols = {s for one in self._trained for s in symbols_of(one, self._source_symbol)}
+        self._symbols = dict.fromkeys(sorted(symbols), "languages.directions")
 
     def config_of_set(self, config, name):
         if direction := self._of(name):
@@ -27,10 +28,19 @@ class LanguagesHook(DataHook):
 
     def transform(self, split, name, source):
         return (
-            TaggedSource(source, symbol_of(direction.target))
+            TaggedSource(source, " ".join(symbols_of(direction, self._source_symbol)))
             if (direction := self._of(name))
             else source
         )
+
+    def stream(self, make, tokenizers):
+        if tokenizers.source.source_languages and not self._source_symbol:
+            raise UserError(
+                "config.languages.source_symbol = false, but the tokenizer has symbols of source"
+                " languages, such as"
+                f" <from:{min(tokenizers.source.source_languages)}>: set it to true."
+            )
+        return make
 
     def symbols(self):
         return self._symbols
@@ -39,7 +49,7 @@ class LanguagesHook(DataHook):
         if store is None:
             lines = [
                 f"directions: {', '.join(map(str, self._trained))}",
-                f"symbols of the target languages: {' '.join(self._symbols)}",
+                f"symbols of the languages: {' '.join(self._symbols)}",
             ]
             return [*(lines if self._trained else ()), *self._zero_shot()]
         if not self._directions:

@@ -1,5 +1,6 @@
 """Translation directions of sources, sets and models."""
 
+import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -42,9 +43,10 @@ def model_directions(config: Config, source: Tokenizer) -> tuple[list[Direction]
     trained = [one for one in directions_of(config, d.train_sources) if one.target in languages]
     sets = directions_of(config, [*d.valid_sets, *d.test_sets])
     others = [one for one in sets if one.target in languages and one not in trained]
-    return trained or [
-        Direction(own.source, target) for target in languages
-    ], others if trained else []
+    sources = list(source.source_languages) or [own.source]
+    every = itertools.starmap(Direction, itertools.product(sources, languages))
+    every = [one for one in every if one.source != one.target or not source.source_languages]
+    return trained or every, others if trained else []
 
 
 def codes_of(directions: Iterable[Direction]) -> Direction:

@@ -85,21 +85,21 @@ def sentences_of(
 ) -> Sentences:
     """Split a line of a model's source text into sentences.
 
-    If the line begins with the symbol of a target language, all its sentences get it.
+    If the line begins with symbols of languages, all its sentences get them.
 
     Args:
         target_language, source_language: given if the model has several.
     """
     tokenizer, data = model.tokenizers.source, model.config.data
     several = bool(tokenizer.target_languages)
-    symbol = ""
-    if several and line.strip() and not tokenizer.lacks_language(line):
-        ids, text = tokenizer.split(line)
-        symbol, line = line[: len(line) - len(text)], text
-        target_language = target_language or next(
-            code for code, i in tokenizer.target_languages.items() if i in ids
-        )
-    of_source = source_language or ("" if several else data.source_language)
+    ids, text = tokenizer.split(line)
+    symbol, line = line[: len(line) - len(text)], text
+    into, own = (
+        next((code for code, i in languages.items() if i in ids), "")
+        for languages in (tokenizer.target_languages, tokenizer.source_languages)
+    )
+    target_language = target_language or into
+    of_source = source_language or own or ("" if several else data.source_language)
     of_target = target_language or ("" if several else data.target_language)
     made = split(line, of_source, of_target)
     return dataclasses.replace(

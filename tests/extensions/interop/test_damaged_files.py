@@ -220,9 +220,9 @@ def test_settings_of_ctranslate2(key, value, tmp_path):
 
 
 def test_no_length_penalty_is_the_default_of_marian():
-    from t2t_flax.extensions.interop.marian_import import _decode
+    from t2t_flax.extensions.interop.marian_import import decode_keys
 
-    assert [_decode(MARIAN, {"length_penalty": x})["alpha"] for x in (None, 1.0, 0.5)] == [
+    assert [decode_keys(MARIAN, {"length_penalty": x})["alpha"] for x in (None, 1.0, 0.5)] == [
         1.0,
         1.0,
         0.5,

@@ -118,7 +118,7 @@ def test_wrong_use_is_refused_and_leaves_nothing(workdir, imported, tmp_path):
     empty, other = tmp_path / "empty", tmp_path / "other"
     empty.mkdir()
     other.mkdir()
-    (other / "config.json").write_text('{"model_type": "m2m_100"}')
+    (other / "config.json").write_text('{"model_type": "t5"}')
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("a")
     exported, _ = imported("safetensors")
@@ -127,7 +127,7 @@ def test_wrong_use_is_refused_and_leaves_nothing(workdir, imported, tmp_path):
         ([f"--from={tmp_path / 'nowhere'}", target], [f"{tmp_path}/nowhere"]),
         ([f"--from={empty}", target], [str(empty), "model.safetensors"]),
         ([f"--from={tmp_path / 'text' / 'a.txt'}", target], ["a.txt"]),
-        ([f"--from={other}", target], ["model_type", "'m2m_100'", "marian"]),
+        ([f"--from={other}", target], ["model_type", "'t5'", "marian"]),
         ([f"--from={workdir}", target], [str(workdir)]),
         ([f"--from={exported}", f"--workdir={workdir}"], [str(workdir)]),
         ([f"--from={exported}", "--workdir=pretrained:toy"], ["pretrained:toy"]),

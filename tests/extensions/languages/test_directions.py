@@ -38,7 +38,7 @@ def test_directions_come_from_names_and_entries():
         "zero": "de-zh_Hans",
     }
     trained = [Direction("en", "de"), Direction("de", "en"), Direction("en", "zh_Hans")]
-    source = SimpleNamespace(target_languages={"de": 5, "en": 7, "zh_Hans": 6})
+    source = SimpleNamespace(source_languages={}, target_languages={"de": 5, "en": 7, "zh_Hans": 6})
     assert model_directions(CONFIG, source) == (trained, [Direction("de", "zh_Hans")])
     assert str(codes_of(trained)) == "mul-mul" and codes_of(trained[:1]) == ("en", "de")
     control = ["<2de>", "<2en>", "<2zh_Hans>"]
@@ -65,12 +65,12 @@ def test_without_directions_there_is_one():
         {"mixtures.tags": "bt=<bt>"}
     )
     assert not parse_directions(config) and control_symbols(config) == {"<bt>": "mixtures.tags"}
-    one = SimpleNamespace(target_languages={})
+    one = SimpleNamespace(source_languages={}, target_languages={})
     assert model_directions(config, one) == ([("en", "de")], [])
 
 
 def test_an_imported_model_writes_the_languages_of_its_tokenizer():
-    source = SimpleNamespace(target_languages={"deu": 5, "fra": 7})
+    source = SimpleNamespace(source_languages={}, target_languages={"deu": 5, "fra": 7})
     assert model_directions(Config(), source) == ([("en", "deu"), ("en", "fra")], [])
 
 

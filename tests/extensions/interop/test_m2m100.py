@@ -1,0 +1,289 @@
+"""M2M-100 and NLLB against transformers: tokens, logits, beams; files that do not fit."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from helpers import m2m100
+from helpers.configs import rows_alone
+from helpers.refusals import refused
+
+import t2t_flax
+from t2t_flax.__main__ import main
+from t2t_flax.config.data_keys import EOS
+from t2t_flax.data.sources import toy
+from t2t_flax.extensions.interop.import_model import read_model
+from t2t_flax.extensions.interop.safetensors_file import flatten
+from t2t_flax.training.train_state import make_model
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+
+LINES = [source for source, _ in toy.pairs("test", 100)]
+TARGETS = [target for _, target in toy.pairs("test", 6)]
+FORMS = {
+    "fast": (m2m100.write_nllb_fast, 170, "eng_Latn", "deu_Latn"),
+    "last": (lambda folder: m2m100.write_nllb_fast(folder, legacy_behaviour=True), 159, "eng_Latn", "zho_Hans"),
+    "m2m": (m2m100.write_m2m100, 264, "en", "de"),
+}  # fmt: skip
+"""How the tokenizer is written, rows of the tables, and a source and target language."""
+
+
+@pytest.fixture(scope="module", params=list(FORMS))
+def imported(request, tmp_path_factory):
+    """(folder, transformers' model, its tokenizer, the imported run, languages)."""
+    write, rows, *languages = FORMS[request.param]
+    folder = tmp_path_factory.mktemp(request.param) / "model"
+    folder.mkdir()
+    write(folder)
+    model = m2m100.make_model(folder, vocab_size=rows)
+    run = folder.parent / "run"
+    assert main(["import", f"--from={folder}", f"--workdir={run}"]) == 0
+    loaded = t2t_flax.load(run, overrides={"decode.n_best": "3"})
+    return folder, model, transformers.AutoTokenizer.from_pretrained(folder), loaded, languages
+
+
+def tagged(text, source, target):
+    return f"<2{target}> <from:{source}> {text}"
+
+
+def test_tokens_are_those_of_transformers(imported):
+    *_, theirs, run, (source, target) = imported
+    names = dict(enumerate(theirs.convert_ids_to_tokens(range(run.tokenizers.source.vocab_size))))
+    for text in [*LINES[:8], *TARGETS, "Ω unknown", "two  spaces"]:
+        for own, into in ((source, target), (target, source)):
+            theirs.src_lang, theirs.tgt_lang = own, into
+            pair = run.encode_pair(tagged(text, own, into), text)
+            ids = theirs(text, text_target=text)
+            ours = [run.tokenizers.source.pieces(side) for side in (pair.source, pair.target)]
+            if run.tokenizers.source.source_last:  # what targets are told transformers, as sources
+                ids["labels"] = [ids["labels"][-1], *ids["labels"][:-1]]
+            assert ours == [[names[i] for i in ids[side]] for side in ("input_ids", "labels")]
+        labels = [i for i in pair.target[1:] if i != 2]  # which is shown here, left out there
+        shown = list(names.values())
+        back = [shown.index(piece) for piece in run.tokenizers.target.pieces(labels)]
+        assert run.tokenizers.target.decode(labels) == theirs.decode(back, skip_special_tokens=True)
+
+
+def logits_of(model, ids, rows):
+    """Transformers' logits of pairs of our ids, with its rows of the tables."""
+    out = []
+    for source, target in ids:
+        start = torch.tensor([[model.config.decoder_start_token_id, *rows[target[:-1]]]])
+        with torch.no_grad():
+            out.append(
+                model(input_ids=torch.tensor([rows[source].tolist()]), decoder_input_ids=start)
+                .logits[0]
+                .numpy()[:, rows]
+            )
+    return out
+
+
+def packed(pairs, length):
+    """All pairs in one row, as arrays [1, L]."""
+    arrays = {}
+    for n, side in enumerate(("source", "target")):
+        ids = [pair[n] for pair in pairs]
+        columns = {
+            side: np.concatenate(ids),
+            f"{side}_segments": np.repeat(np.arange(len(ids)) + 1, list(map(len, ids))),
+            f"{side}_positions": np.concatenate([np.arange(len(one)) for one in ids]),
+        }
+        for name, x in columns.items():
+            arrays[name] = np.pad(x, (0, length - len(x)))[None].astype(np.int32)
+    return arrays
+
+
+def rows_of(vocab_size, special=(1, 2, 3)):
+    """Transformers' ids of ours: padding, EOS, unknown, then all others in order."""
+    return np.array([*special, *(i for i in range(vocab_size) if i not in special)])
+
+
+def test_logits_equal_those_of_transformers(imported):
+    """Of single and of packed sentences."""
+    _, model, _, run, languages = imported
+    ids = []
+    for line, target in zip(LINES, TARGETS, strict=False):
+        pair = run.encode_pair(tagged(line, *languages), target)
+        ids.append((list(pair.source), list(pair.target)))
+    rows = rows_of(model.config.vocab_size)
+    expected = logits_of(model, ids, rows)
+    apply = lambda batch: np.asarray(run.model.apply({"params": run.params}, batch))  # noqa: E731
+    alone = apply(rows_alone(ids, max(len(side) for pair in ids for side in pair)))
+    in_one = apply(packed(ids, max(sum(map(len, side)) for side in zip(*ids, strict=True)) + 3))
+    at = 0
+    for n, theirs in enumerate(expected):
+        count = len(ids[n][1])
+        for ours in (alone[n, :count], in_one[0, at : at + count]):
+            np.testing.assert_allclose(ours[:, : len(rows)], theirs, rtol=1e-4, atol=1e-4)
+        at += count
+
+
+def test_beams_equal_those_of_generate(imported):
+    """Of 100 sentences, whether they end or not."""
+    _, model, tokenizer, run, (source, target) = imported
+    tokenizer.src_lang = source
+    batch = tokenizer(LINES, return_tensors="pt", padding=True)
+    language = tokenizer.convert_tokens_to_ids(run.tokenizers.source.languages[target])
+    theirs = model.generate(**batch, forced_bos_token_id=language).numpy()
+    rows = rows_of(model.config.vocab_size)
+    translations = run.translate([tagged(line, source, target) for line in LINES])
+    for ours, ids in zip(translations, theirs, strict=True):
+        # At the limit, unfinished hypotheses compete with finished ones there.
+        best = max(ours.hypotheses, key=lambda hypothesis: hypothesis.score)
+        tokens = rows[[*best.tokens, *([] if best.hit_cap else [EOS])]].tolist()
+        expected = ids[1:].tolist()
+        assert tokens == expected[: len(tokens)] and set(expected[len(tokens) :]) <= {1}
+    assert len({t.hypotheses[0].tokens for t in translations}) > 10
+    assert all(t.hypotheses[0].tokens[0] == run.tokenizers.source.target_languages[target] for t in translations)  # fmt: skip
+
+
+def test_a_sentencepiece_model_gives_the_ids_of_its_fast_form(tmp_path):
+    forms = {}
+    for write in (m2m100.write_nllb_fast, m2m100.write_nllb_sentencepiece):
+        folder = tmp_path / write.__name__
+        folder.mkdir()
+        write(folder)
+        m2m100.make_model(folder, vocab_size=170)
+        forms[write] = read_model(folder, languages=("eng_Latn", ""))
+    fast, plain = (model.tokenizers.source for model in forms.values())
+    assert fast.pieces(range(170)) == plain.pieces(range(170))
+    assert fast.control_symbols == plain.control_symbols and not (fast.source_last or plain.json)
+    for text in [*LINES[:30], *TARGETS, "two  spaces", "Ω"]:
+        ids = plain.encode_text(text)
+        assert fast.encode_text(text) == ids
+        kept = [i for i in ids if i > 2]
+        assert plain.decode(kept) == fast.decode(kept)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_all_files_of_weights_hold_the_same_model(tmp_path, tied):
+    m2m100.write_nllb_fast(tmp_path)
+    model = m2m100.make_model(tmp_path, vocab_size=159, tie_word_embeddings=tied)
+    expected = flatten(read_model(tmp_path).params)
+    assert tied == ("shared_embedding/table" in expected)
+
+    def check(file):
+        assert (tmp_path / file).is_file()
+        found = flatten(read_model(tmp_path).params)
+        assert found.keys() == expected.keys()
+        for path, x in expected.items():
+            np.testing.assert_array_equal(found[path], x, err_msg=path)
+        for path in [*tmp_path.glob("*.safetensors*"), *tmp_path.glob("*.bin*")]:
+            path.unlink()
+
+    check("model.safetensors")
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    check("model.safetensors.index.json")
+    state = model.state_dict() | {  # as older files have them
+        f"model.{stack}.embed_positions.weights": getattr(model, f"get_{stack}")().embed_positions.weights
+        for stack in ("encoder", "decoder")
+    }  # fmt: skip
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    check("pytorch_model.bin")
+    torch.save(state, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    check("pytorch_model.bin")
+    names = sorted(state)
+    shards = {f"pytorch_model-{n}-of-2.bin": names[n - 1 :: 2] for n in (1, 2)}
+    for file, part in shards.items():
+        torch.save({name: state[name] for name in part}, tmp_path / file)
+    index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    check("pytorch_model.bin.index.json")
+    index["weight_map"] = dict.fromkeys(names, "../elsewhere.bin")
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with refused("pytorch_model.bin.index.json", "weight_map"):
+        read_model(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def plain_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain") / "model"
+    folder.mkdir()
+    m2m100.write_nllb_sentencepiece(folder, src_lang="eng_Latn")
+    m2m100.make_model(folder, vocab_size=159, encoder_layers=1, decoder_layers=1)
+    return folder
+
+
+def random_keys(seed):
+    """Sizes and kinds of a random model."""
+    rng = np.random.default_rng(seed)
+    heads = int(rng.choice([1, 2, 3, 4]))
+    return dict(
+        d_model=heads * int(rng.choice([4, 6, 8])) * (1 + heads % 2),
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_layers=int(rng.integers(1, 3)),
+        decoder_layers=int(rng.integers(1, 3)),
+        encoder_ffn_dim=(ffn := int(rng.integers(5, 40))),
+        decoder_ffn_dim=ffn,
+        scale_embedding=bool(rng.integers(2)),
+        tie_word_embeddings=bool(seed % 2),
+        activation_function=str(rng.choice(["relu", "silu", "gelu_new"])),
+        vocab_size=int(rng.integers(159, 200)),
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_models_have_the_logits_of_transformers(plain_folder, seed, tmp_path):
+    copy = shutil.copytree(plain_folder, tmp_path / "model")
+    keys = random_keys(seed)
+    model = m2m100.make_model(copy, seed=seed, **keys)
+    read = read_model(copy)
+    rng, vocab = np.random.default_rng(seed), keys["vocab_size"]
+    ids = [([*rng.integers(3, vocab, 5), EOS], [*rng.integers(3, vocab, n), EOS]) for n in (2, 6)]
+    ours = make_model(read.config, vocab, vocab).apply({"params": read.params}, packed(ids, 16))[0]
+    rows = rows_of(vocab)
+    theirs = np.concatenate(logits_of(model, ids, rows))
+    ours = np.asarray(ours)[: len(theirs), :vocab]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "file, change, names",
+    [
+        ("config.json", dict(activation_function="gelu"), ("activation_function", "'gelu'")),
+        ("config.json", dict(decoder_ffn_dim=50), ("encoder_ffn_dim", "decoder_ffn_dim")),
+        ("config.json", dict(encoder_layers=2), ("'model.encoder.layers.1.self_attn.q_proj.weight'",)),
+        ("config.json", dict(vocab_size=150), ("sentencepiece.bpe.model", "150")),
+        ("config.json", dict(vocab_size=160), ("'model.shared.weight'",)),
+        ("config.json", dict(pad_token_id=5), ("pad_token_id", "<pad>")),
+        ("config.json", dict(decoder_start_token_id=10**6), ("decoder_start_token_id", "1000000")),
+        ("config.json", dict(model_type="t5"), ("model_type", "m2m_100")),
+        ("special_tokens_map.json", dict(additional_special_tokens=["<mask>"]), ("eng_Latn",)),
+        ("tokenizer_config.json", dict(legacy_behaviour="yes"), ("legacy_behaviour",)),
+    ],
+)  # fmt: skip
+def test_files_that_do_not_fit_are_refused_by_name(plain_folder, file, change, names, tmp_path):
+    copy = shutil.copytree(plain_folder, tmp_path / "bad")
+    content = json.loads((copy / file).read_text())
+    (copy / file).write_text(json.dumps(content | change))
+    with refused(*names):
+        read_model(copy)
+
+
+def test_missing_and_damaged_files_are_named(plain_folder, tmp_path):
+    copy = shutil.copytree(plain_folder, tmp_path / "bad")
+    with refused("--source-language=xx_Latn"):
+        read_model(copy, languages=("xx_Latn", ""))
+    (copy / "sentencepiece.bpe.model").write_bytes(b"no model")
+    with refused("sentencepiece.bpe.model"):
+        read_model(copy)
+    (copy / "sentencepiece.bpe.model").unlink()
+    with refused("sentencepiece.bpe.model", "tokenizer.json"):
+        read_model(copy)
+    for text in ("[]", "{}", '{"model": {"vocab": {"a": 5}}}', '{"added_tokens": [1]}'):
+        (copy / "tokenizer.json").write_text(text)
+        with refused("tokenizer.json"):
+            read_model(copy)
+    vocab = {token: i for i, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "eng_Latn"])}
+    (copy / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    with refused("tokenizer.json"):
+        read_model(copy)
+    shutil.copy(plain_folder / "sentencepiece.bpe.model", copy)
+    (copy / "model.safetensors").unlink()
+    with refused("model.safetensors"):
+        read_model(copy)
