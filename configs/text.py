@@ -34,7 +34,9 @@ SIZES = {
     15_000: Size(
         layers=2, width=256, dropout=0.3, rate=1e-3, warmup=300, pieces=2000, updates=4000
     ),
-    100_000: Size(layers=3, width=256, dropout=0.3, rate=1e-3, warmup=500, pieces=4000, updates=8000),
+    100_000: Size(
+        layers=3, width=256, dropout=0.3, rate=1e-3, warmup=500, pieces=4000, updates=8000
+    ),
 }
 
 
