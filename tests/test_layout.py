@@ -51,6 +51,7 @@ ALLOWED_IMPORTS = {
         "errors",
         "files",
         "json_file",
+        "language",
         "locks",
         "data",
         "models",
