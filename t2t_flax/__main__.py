@@ -41,6 +41,9 @@ def main(argv: list[str] | None = None) -> int:
         # the collector would scan them again and again.
         gc.set_threshold(max(100_000, gc.get_threshold()[0]))
         command = importlib.import_module(COMMANDS[argv[0]].module)
+    except UserError as error:  # a module of T2T_EXTENSIONS
+        print(f"t2t_flax: {error}", file=sys.stderr)
+        return USER_ERROR
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("t2t_flax"):
             raise

@@ -7,6 +7,7 @@ import JAX.
 
 import dataclasses
 import importlib
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -28,9 +29,18 @@ class Table(dict[str, Row]):
         self.ignores: dict[str, tuple[str, ...]] = {}
 
     def add(self, name: str, row: Row, *, ignores: tuple[str, ...] = ()) -> None:
-        """Add a row. Raises ValueError if another row has this name."""
+        """Add a row.
+
+        Raises ValueError if another row has this name, TypeError for a function.
+        """
+        if isinstance(row, types.FunctionType):
+            place = f"{row.__module__}:{row.__name__}"
+            raise TypeError(f"the row {name!r} is a function: give its place as text, {place!r}")
         if self.setdefault(name, row) != row:
-            raise ValueError(f"two rows are called {name!r}: {self[name]} and {row}")
+            raise ValueError(
+                f"two rows are called {name!r}: {self[name]} and {row}. A config file is executed"
+                " under another name than an imported module: keep rows in a file of their own."
+            )
         if ignores:
             self.ignores[name] = ignores
 

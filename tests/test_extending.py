@@ -1,7 +1,9 @@
 """The decoder, the hook and the extension of docs/extending.md, used through the commands."""
 
 import dataclasses
+import importlib
 import io
+import statistics
 import sys
 
 import pytest
@@ -9,8 +11,9 @@ from helpers import documented_modules
 from helpers.refusals import refused, refused_command
 from helpers.runs import start, tiny_run
 
+import t2t_flax.extensions
 from t2t_flax.__main__ import main
-from t2t_flax.registry import POSITIONS
+from t2t_flax.registry import POSITIONS, SCHEDULES
 from t2t_flax.training import loop
 from t2t_flax.training.progress import read_metrics
 
@@ -66,3 +69,24 @@ def test_new_extension_has_a_key_and_a_command(documented, capsys):
     assert capsys.readouterr().out == "Servus\n"
     refused_command(["greet", "--config=toy", "--config.greeting.words="], "greeting.words")
     assert main(["explain", "--keys"]) == 0 and "greeting.words" in capsys.readouterr().out
+
+
+def test_modules_outside_the_package_are_named_in_the_environment(tmp_path, monkeypatch):
+    (tmp_path / "own_rates.py").write_text(
+        "from t2t_flax.registry import SCHEDULES\nSCHEDULES.add('own', 'own_rates:rate')\n"
+    )
+    (tmp_path / "runs").mkdir()  # Python can import a folder
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    monkeypatch.setenv("T2T_EXTENSIONS", "own_rates")
+    importlib.reload(t2t_flax.extensions)
+    assert SCHEDULES.pop("own") == "own_rates:rate"
+    for name in ("absent", "runs"):
+        monkeypatch.setenv("T2T_EXTENSIONS", f"own_rates,{name}")
+        with refused("T2T_EXTENSIONS", repr(name)):
+            importlib.reload(t2t_flax.extensions)
+
+
+def test_function_as_a_row_is_refused():
+    with refused("'mean'", "statistics:mean", error=TypeError):
+        SCHEDULES.add("mean", statistics.mean)

@@ -139,6 +139,7 @@ def _groups_of(config: Value) -> Values:
             hint = keys.hint(difflib.get_close_matches(str(group), groups(), n=1))
             raise UserError(
                 f"config has no group {keys.show(group)}.{hint} Groups: {', '.join(groups())}."
+                " A module of your own adds its groups if T2T_EXTENSIONS names it."
             )
         if not isinstance(items, dict):
             raise UserError(
