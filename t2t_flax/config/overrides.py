@@ -472,10 +472,16 @@ def _check_mesh(m: Mesh) -> None:
 def check_evaluation(c: Config) -> None:
     """Raise UserError if an evaluation that a new run relies on never takes place.
 
-    Warns as `check_average` and `check_patience` do. Stored runs are not checked.
+    Warns as `check_average` and `check_patience` do, and if the warm-up does not end. Stored runs
+    are not checked.
     """
     check_average(c)
     check_patience(c)
+    if c.optimizer.warmup_steps > c.train.steps:
+        _warn(
+            f"config.optimizer.warmup_steps = {c.optimizer.warmup_steps:,} is more than"
+            f" config.train.steps = {c.train.steps:,}: the learning rate still rises at the end."
+        )
     if c.eval.decode_every_steps and not c.data.valid:
         raise UserError(
             f"config.eval.decode_every_steps = {c.eval.decode_every_steps} needs config.data.valid,"

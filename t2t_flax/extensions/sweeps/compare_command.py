@@ -102,6 +102,6 @@ def record_of(system: str, split: str | None) -> epath.Path:
     if name is None:
         raise UserError(
             f"{system} has no final evaluation{f' of {split}' if split else ''}: name a record in"
-            " its eval/."
+            f" its eval/, or make one: evaluate --workdir={system} --split=valid"
         )
     return folder / "eval" / name

@@ -278,6 +278,11 @@ def _notes(
             f"Difference: to {reference}, with 95 % interval and two-sided p over seeds, both for"
             " all pairs of rows (Games and Howell)."
         )
+        if min(len(row.scores) for row in table if row.scores) < 3:
+            notes.append(
+                "Two seeds show only large differences: no clear difference does not mean equal."
+                " --seeds=5 --extend adds seeds."
+            )
     elif sum(bool(row.scores) for row in table) > 1:
         notes.append("No differences: they need two seeds of a row and of the reference.")
     if score.startswith("valid_"):

@@ -220,7 +220,7 @@ class Worker:
         """Train a claimed trial until it ends or the worker stops."""
         folder = self.folder
         verb = "resumes" if folder.state(name) == STOPPED else "starts"
-        self.say(f"{name}: {verb}, {resources.description}")
+        self.say(f"{name}: {verb}, {resources.description}, log: {folder.log(name)}")
         failures = 0
         while True:
             if folder.count_start(name) > _MOST_LOST:
