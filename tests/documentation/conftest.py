@@ -27,11 +27,12 @@ def checkout_with_text(checkout):
         for split, count in (("train", 300), ("valid", 12), ("test", 12))
     }
     sides = [("en", 0), ("de", 1)]
+    (checkout / "data").mkdir()
     for split, pairs in splits.items():
         for language, side in sides:
-            (checkout / f"{split}.{language}").write_text(
-                "".join(f"{pair[side]}\n" for pair in pairs)
-            )
+            text = "".join(f"{pair[side]}\n" for pair in pairs)
+            (checkout / f"{split}.{language}").write_text(text)
+            (checkout / "data" / f"{split}.{language}.gz").write_bytes(gzip.compress(text.encode()))
         (checkout / f"{split}.ids").write_text(
             "".join(f"{number // 4}\n" for number in range(len(pairs)))
         )
