@@ -224,7 +224,9 @@ class Checkpoints:
         }
         if metric is not None:
             meta["metric"] = metric
-        items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
+        # Orbax would copy NumPy arrays.
+        shared = {name: jax.device_put(tree, may_alias=True) for name, tree in trees.items()}
+        items = {name: ocp.args.StandardSave(tree) for name, tree in shared.items()}
         self.wait()
         # Orbax's own barriers wait five minutes; process 0 may still be deleting old checkpoints.
         self.group.barrier("the save before has ended", _SAVE_TIMEOUT)

@@ -44,8 +44,10 @@ def checksums(tree: PyTree) -> dict[str, int]:
     """
     with_paths = jax.tree.leaves_with_path(tree)
     leaves = [leaf for _, leaf in with_paths]
+    on_host = all(isinstance(x, np.ndarray) for x in leaves)
     here = all(isinstance(x, np.ndarray) or x.is_fully_addressable for x in leaves)
-    if here and sum(x.size for x in leaves) <= _SMALL:
+    # A program would copy arrays of the host.
+    if on_host or here and sum(x.size for x in leaves) <= _SMALL:
         values = [_checksum_on_host(x) for x in jax.device_get(leaves)]
     else:
         values = jax.device_get(_checksums(leaves))
@@ -72,6 +74,11 @@ def _checksum(x: jax.Array) -> jax.Array:
 
 
 def _checksum_on_host(x: np.ndarray) -> int:
-    bits = x.reshape(-1).view(np.dtype(f"uint{8 * x.dtype.itemsize}")).astype(np.uint32)
-    weights = mix(np.arange(x.size, dtype=np.uint32)) | np.uint32(1)  # type: ignore[arg-type]  # same arithmetic
-    return int(np.sum(bits * weights, dtype=np.uint32))
+    bits = x.reshape(-1).view(np.dtype(f"uint{8 * x.dtype.itemsize}"))
+    total = 0
+    for first in range(0, x.size, _SMALL):  # in parts, as the temporary arrays are large
+        part = bits[first : first + _SMALL].astype(np.uint32)
+        index = np.arange(first, first + part.size, dtype=np.uint32)
+        weights = mix(index) | np.uint32(1)  # type: ignore[arg-type]  # same arithmetic
+        total += int(np.sum(part * weights, dtype=np.uint32))
+    return total % 2**32

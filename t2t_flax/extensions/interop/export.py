@@ -16,7 +16,13 @@ from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.decoding.batches import step_changes
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.interop import ctranslate2_export, marian_export, safetensors_file
+from t2t_flax.extensions.interop import (
+    ctranslate2_export,
+    m2m100_export,
+    marian_export,
+    safetensors_file,
+)
+from t2t_flax.extensions.interop.m2m100_tokenizer import M2M100Tokenizer
 from t2t_flax.extensions.interop.marian_export import marian_token
 from t2t_flax.extensions.interop.marian_tokenizer import MarianTokenizer
 from t2t_flax.extensions.interop.model_card import Score, front_matter, sections
@@ -50,7 +56,12 @@ def check_export(config: Config, kind: str, quantization: str | None) -> None:
     if kind == "ctranslate2":
         ctranslate2_export.check_exportable(config.model)
     elif kind == "huggingface":
-        marian_export.check_exportable(config)
+        _hugging_face(config).check_exportable(config)
+
+
+def _hugging_face(config: Config) -> Any:
+    """Return the module that writes a model as Hugging Face's Marian or M2M-100."""
+    return m2m100_export if config.model.position_offset == 2 else marian_export
 
 
 def export(
@@ -103,7 +114,7 @@ def export(
                 languages=dict(zip(("source_language", "target_language"), codes, strict=True)),
             )
         elif kind == "huggingface":
-            marian_export.write_marian(path, config, params, tokenizers, dtype=dtype)
+            _hugging_face(config).write_model(path, config, params, tokenizers, dtype=dtype)
         else:
             merged = parametrization_of(config).merged_config(config)
             write_model(
@@ -113,6 +124,8 @@ def export(
             tokenizers.save(path / "tokenizer")
         if kind == "ctranslate2" and isinstance(tokenizers.source, MarianTokenizer):
             marian_export.write_sentencepiece(path, tokenizers)
+        if kind == "ctranslate2" and isinstance(tokenizers.source, M2M100Tokenizer):
+            m2m100_export.write_tokenizer(path, tokenizers.source)
         usage = {
             "ctranslate2": _ctranslate2,
             "huggingface": _huggingface,
@@ -170,6 +183,12 @@ def _directions(
     kind: str,
 ) -> str:
     """Return the paragraph on a model's directions and the choice of the target language."""
+    if isinstance(tokenizers.source, M2M100Tokenizer):
+        tokens = " ".join(f"`{token}`" for token in tokenizers.source.languages.values())
+        return (
+            "## Languages\n\nA token beside the source tells its language, and the translation"
+            f" begins with the token of its own, as above. The tokens: {tokens}."
+        )
     text = f"## Directions\n\nTrained: {', '.join(map(str, trained))}."
     if zero_shot:
         text += f" Without training text (zero-shot): {', '.join(map(str, zero_shot))}."
@@ -221,6 +240,18 @@ def _safetensors(tokenizers: TokenizerPair, config: Config) -> str:
 
 
 def _huggingface(tokenizers: TokenizerPair, config: Config) -> str:
+    if isinstance(tokenizers.source, M2M100Tokenizer):
+        source, target = _two_languages(tokenizers.source, config)
+        return (
+            "```python\nfrom transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
+            f'tokenizer = AutoTokenizer.from_pretrained(".", src_lang="{source}")\n'
+            'model = AutoModelForSeq2SeqLM.from_pretrained(".")\n'
+            'batch = tokenizer(["It is late."], return_tensors="pt", padding=True)\n'
+            "language = tokenizer.convert_tokens_to_ids("
+            f'"{tokenizers.source.languages[target]}")\n'
+            "ids = model.generate(**batch, forced_bos_token_id=language)\n"
+            "print(tokenizer.batch_decode(ids, skip_special_tokens=True))\n```"
+        )
     language = _example_language(tokenizers)
     start = f"{marian_token(language)} " if language else ""
     return (
@@ -231,6 +262,38 @@ def _huggingface(tokenizers: TokenizerPair, config: Config) -> str:
         "print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))\n```\n\n"
         "The order of the model's features is Marian's: sines before cosines. Padding has no"
         " probability."
+    )
+
+
+def _two_languages(tokenizer: M2M100Tokenizer, config: Config) -> tuple[str, str]:
+    """Return a source and another language for an example."""
+    codes = list(tokenizer.languages)
+    source = config.data.source_language if config.data.source_language in codes else codes[0]
+    return source, next((code for code in codes if code != source), source)
+
+
+def _m2m100_in_ctranslate2(tokenizer: M2M100Tokenizer, config: Config, search: str) -> str:
+    source, target = map(tokenizer.languages.get, _two_languages(tokenizer, config))
+    tokens = f'*pieces, "</s>", "{source}"' if tokenizer.source_last else f'"{source}", *pieces'
+    load = (
+        "import ctranslate2, sentencepiece\n\n"
+        'tokenizer = sentencepiece.SentencePieceProcessor("sentencepiece.bpe.model")\n'
+        'pieces = tokenizer.encode("It is late.", out_type=str)\n'
+    )
+    decode = "tokenizer.decode(found)"
+    if tokenizer.json:
+        load = (
+            "import ctranslate2, tokenizers\n\n"
+            'tokenizer = tokenizers.Tokenizer.from_file("tokenizer.json")\n'
+            'pieces = tokenizer.encode("It is late.", add_special_tokens=False).tokens\n'
+        )
+        decode = "tokenizer.decode([tokenizer.token_to_id(piece) for piece in found])"
+    return (
+        f"```python\n{load}"
+        'translator = ctranslate2.Translator(".")\n'
+        f'result = translator.translate_batch([[{tokens}]], target_prefix=[["{target}"]],'
+        f" {search})\n"
+        f"found = result[0].hypotheses[0][1:]\nprint({decode})\n```"
     )
 
 
@@ -252,6 +315,8 @@ def _ctranslate2(tokenizers: TokenizerPair, config: Config) -> str:
     options["max_input_length"] = min(d.max_source_length, limit)
     options["suppress_sequences"] = [[tokenizers.target.pieces([0])[0]]]
     search = ", ".join(f"{name}={json.dumps(value)}" for name, value in options.items())
+    if isinstance(tokenizers.source, M2M100Tokenizer):
+        return _m2m100_in_ctranslate2(tokenizers.source, config, search)
     source, target = ("tokenizer/tokenizer.model",) * 2
     if not tokenizers.joint:
         source, target = "tokenizer/source.model", "tokenizer/target.model"

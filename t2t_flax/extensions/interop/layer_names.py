@@ -104,7 +104,11 @@ class LayerNames:
         into, out = _shape(ours[0].split("/")[1], model)
         rows = math.prod(out)
         weight = arrays.take(f"{name}{self.separator}weight", len(ours) * rows, math.prod(into))
-        maps = [{"kernel": part.T.reshape(*into, *out)} for part in np.split(weight, len(ours))]
+        # Copies, so that nothing refers to the array of the file.
+        maps = [
+            {"kernel": np.ascontiguousarray(part.T).reshape(*into, *out)}
+            for part in np.split(weight, len(ours))
+        ]
         if biased:
             shifts = np.split(
                 arrays.take(f"{name}{self.separator}bias", len(ours) * rows), len(ours)

@@ -141,6 +141,7 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> tuple[M2M100Tokenizer, V
             vocabulary.tokens[3:],
             languages,
             without_text,
+            first=vocabulary.rows[:3].tolist(),
             source_last=bool(settings.get("legacy_behaviour")),
             settings=settings,
             **kind,

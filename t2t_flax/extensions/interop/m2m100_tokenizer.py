@@ -25,6 +25,7 @@ class M2M100Tokenizer(ListTokenizer):
         languages: token of each language by its code.
         source_last: whether the token of the source comes last.
         settings: tokenizer_config.json of the imported model.
+        rows: id of each of our tokens in that model.
     """
 
     KIND, PIECES = "M2M-100 vocabulary", "vocabulary"
@@ -34,6 +35,9 @@ class M2M100Tokenizer(ListTokenizer):
         self.languages: dict[str, str] = self.content["languages"]
         self.source_last: bool = self.content["source_last"]
         self.settings: dict[str, Any] = self.content["settings"]
+        first = self.content["first"]
+        rest = (i for i in range(self.vocab_size) if i not in first)
+        self.rows: list[int] = [*first, *rest]
         ids = {code: self.ids[token] for code, token in self.languages.items()}
         # A source's symbol has the same token, so its id is beyond the vocabulary until `frame`.
         self.control_symbols = {f"<2{code}>": i for code, i in ids.items()} | {
@@ -48,6 +52,7 @@ class M2M100Tokenizer(ListTokenizer):
         languages: Mapping[str, str],
         special: Sequence[str],
         *,
+        first: Sequence[int],
         source_last: bool,
         settings: Mapping[str, Any],
         model: bytes = b"",
@@ -58,10 +63,12 @@ class M2M100Tokenizer(ListTokenizer):
         Args:
             vocabulary: pieces of ids 3, 4, ...
             special: pieces without text, besides those of languages.
+            first: ids of padding, EOS and unknown in the imported model.
         """
         more: dict[str, Any] = dict(
             languages=dict(languages),
             special=list(special),
+            first=list(first),
             source_last=source_last,
             settings=dict(settings),
             model=base64.b64encode(model).decode(),

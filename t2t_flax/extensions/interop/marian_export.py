@@ -70,7 +70,7 @@ def marian_token(language: str) -> str:
     return f">>{language}<<"
 
 
-def write_marian(
+def write_model(
     folder: Path, config: Config, params: Any, tokenizers: TokenizerPair, *, dtype: str = "float32"
 ) -> None:
     """Write the model and its tokenizer to an existing folder.
@@ -96,9 +96,9 @@ def write_marian(
         "bos_token_id": None,
         "decoder_start_token_id": start,
     }
-    _write_json(folder / "config.json", _config(config, vocab, dtype) | ids)
+    write_json(folder / "config.json", model_keys(config, vocab, dtype) | ids)
     rules = {"bad_words_ids": [[PAD]], "forced_eos_token_id": None}
-    _write_json(folder / "generation_config.json", _search(config.decode) | rules | ids)
+    write_json(folder / "generation_config.json", search_keys(config.decode) | rules | ids)
     _write_tokenizer(folder, config, tokenizers)
 
 
@@ -152,7 +152,7 @@ def _longest(decode: Decode) -> int:
     )
 
 
-def _search(decode: Decode) -> dict[str, Any]:
+def search_keys(decode: Decode) -> dict[str, Any]:
     """Return decode.* as keys of Hugging Face's generation.
 
     Its max_length counts the start token.
@@ -178,7 +178,7 @@ def _search(decode: Decode) -> dict[str, Any]:
     }
 
 
-def _config(config: Config, vocab: int, dtype: str) -> dict[str, Any]:
+def model_keys(config: Config, vocab: int, dtype: str) -> dict[str, Any]:
     model = config.model
     return {
         "architectures": ["MarianMTModel"],
@@ -211,13 +211,13 @@ def _write_tokenizer(folder: Path, config: Config, tokenizers: TokenizerPair) ->
     tokens = {
         i: marian_token(language) for language, i in tokenizers.source.target_languages.items()
     }
-    _write_json(folder / "vocab.json", {tokens.get(i, piece): i for i, piece in enumerate(pieces)})
+    write_json(folder / "vocab.json", {tokens.get(i, piece): i for i, piece in enumerate(pieces)})
     names = {"pad_token": pieces[PAD], "eos_token": pieces[EOS], "unk_token": "<unk>"}
     codes = codes_of(itertools.chain(*model_directions(config, tokenizers.source)))
     languages = dict(zip(("source_lang", "target_lang"), codes, strict=True))
     longest = min(config.decode.max_source_length, POSITIONS)
     kind = {"tokenizer_class": "MarianTokenizer", "model_max_length": longest}
-    _write_json(folder / "tokenizer_config.json", kind | languages | names)
+    write_json(folder / "tokenizer_config.json", kind | languages | names)
 
 
 def _tensors(config: Model, params: Any, vocab: int) -> dict[str, np.ndarray]:
@@ -247,5 +247,5 @@ def _float32(x: Any) -> np.ndarray:
     return np.array(x, np.float32)
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

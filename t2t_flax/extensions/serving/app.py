@@ -40,6 +40,7 @@ class TranslateRequest(BaseModel):
     model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
     n_best: Annotated[int, Field(ge=1)] = 1
     target_language: Annotated[str | None, Field(max_length=100)] = None
+    source_language: Annotated[str | None, Field(max_length=100)] = None
 
 
 class AttentionRequest(BaseModel):
@@ -123,9 +124,8 @@ def create_app(
                     400, "text has a newline: send each line as an entry of its own."
                 )
             model = service.model(body.model)
-            results = await service.translate(
-                request, model, body.text, body.n_best, body.target_language
-            )
+            languages = body.target_language, body.source_language
+            results = await service.translate(request, model, body.text, body.n_best, *languages)
             pairs = zip(body.text, results, strict=True)
             translations = [
                 {"source": line, "hypotheses": hypotheses} for line, hypotheses in pairs

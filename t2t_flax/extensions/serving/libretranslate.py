@@ -118,15 +118,18 @@ async def _translated(service: Service, request: Request, body: TranslateRequest
     model, source, into, confidence = await _choose(service, request, body, lines)
     n_best = min(1 + body.alternatives, model.max_n_best)
     target = into if model.target_languages else None
+    own = source if model.source_languages and source != "auto" else None
     if documents:
-        found = await service.translate(request, model, lines, n_best, target)
+        found = await service.translate(request, model, lines, n_best, target, own)
     else:
         known = "" if source == "auto" else source
-        found = await service.translate_paragraphs(request, model, lines, n_best, target, known)
+        found = await service.translate_paragraphs(
+            request, model, lines, n_best, target, known, own
+        )
     remaining = iter(found)
     results = [[next(remaining) for _ in part] for part in parts]
     if documents:
-        job = model.run(functools.partial(_html, documents, results, n_best, target))
+        job = model.run(functools.partial(_html, documents, results, n_best, target, own))
         (answers,) = await service.wait(request, job.future)
     else:
         joins = [functools.partial(_join_lines, text) for text in texts]
@@ -148,7 +151,8 @@ async def _choose(
     """Return the model, its source and target codes, and the detection confidence.
 
     The confidence is for a detected source. A model of several directions translates from any of
-    its languages without being told its code, so it fits `auto`.
+    its languages without being told its code, so it fits `auto`; one that is told the code takes
+    data.source_language then.
     """
     models = _translation_models(service)
     pairs = _directions(models)
@@ -170,7 +174,8 @@ async def _choose(
                     400, f"source = auto is ambiguous: name one of {', '.join(sources)}."
                 )
             return model, source, into, confidence
-    known = ", ".join(f"{pair.source} to {pair.target}" for pair in pairs) or "nothing"
+    known = ", ".join(f"{pair.source} to {pair.target}" for pair in pairs[:20]) or "nothing"
+    known += f" and {len(pairs) - 20} more" if len(pairs) > 20 else ""
     raise HTTPException(
         400, f"{source[:20]} to {into[:20]} is not supported; this server has {known}."
     )
@@ -197,12 +202,13 @@ def _html(
     results: Sequence[Sequence[Hypotheses]],
     n_best: int,
     target: str | None,
+    own: str | None,
     run: TrainedModel,
 ) -> list[list[str]]:
     """Return the translations of each document, best first."""
     answers = []
     for document, result in zip(documents, results, strict=True):
-        sources = [run.in_language(line, target) for line in document.lines]
+        sources = [run.in_language(run.from_language(line, own), target) for line in document.lines]
         answers.append(
             by_rank(result, n_best, functools.partial(document.translated, run, sources))
         )

@@ -175,6 +175,11 @@ class ServedModel:
         return list(self._restored.tokenizers.source.target_languages)
 
     @property
+    def source_languages(self) -> list[str]:
+        """Languages whose symbol the model needs before their text; empty for most models."""
+        return list(self._restored.tokenizers.source.source_languages)
+
+    @property
     def max_n_best(self) -> int:
         """Maximum hypotheses of a line."""
         decode = self.config.decode
@@ -191,6 +196,7 @@ class ServedModel:
             "source": source,
             "target": target,
             "target_languages": self.target_languages,
+            "source_languages": self.source_languages,
             "layers": {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers},
             "heads": model.num_heads,
             "max_n_best": self.max_n_best,
@@ -209,14 +215,22 @@ class ServedModel:
         ]
 
     def translate(
-        self, lines: Sequence[str], n_best: int, target_language: str | None = None
+        self,
+        lines: Sequence[str],
+        n_best: int,
+        target_language: str | None = None,
+        source_language: str | None = None,
     ) -> Job:
         """Queue the lines that need a search; the result of each is its `Hypotheses`.
 
         Raises HTTPException for a line that is too long and for too large an n_best, and UserError
-        for a target language that the model does not know, or that it needs.
+        for a language that the model does not know, or that it needs.
         """
-        lines = [self._restored.in_language(line, target_language) for line in lines]
+        run = self._restored
+        lines = [
+            run.in_language(run.from_language(line, source_language), target_language)
+            for line in lines
+        ]
         if not 1 <= n_best <= self.max_n_best:
             raise HTTPException(
                 400, f"n_best = {n_best}: {self.name} gives 1 to {self.max_n_best} translations."
@@ -361,7 +375,8 @@ class ServedModel:
     def _probe(self, lane: Lane, lines: int = 1, n_best: int = 1) -> None:
         """Translate a probe line. Raises NotFinite."""
         languages = self._restored.tokenizers.source.target_languages
-        text = self._restored.in_language("a", next(iter(languages), None))
+        text = self._restored.from_language("a", next(iter(self.source_languages), None))
+        text = self._restored.in_language(text, next(iter(languages), None))
         with self._device():
             translations = self._run_of(lane, n_best).translate([text] * lines)
         _check_finite(translations[0])

@@ -216,10 +216,12 @@ class Service:
         lines: Sequence[str],
         n_best: int,
         target_language: str | None,
+        source_language: str | None = None,
     ) -> list[Hypotheses]:
         """Return the hypotheses of each line. Empty lines do not wait for the device."""
         size = sum(len(line) + _LINE for line in lines)
-        job = await self.work(request, size, model.translate, lines, n_best, target_language)
+        languages = target_language, source_language
+        job = await self.work(request, size, model.translate, lines, n_best, *languages)
         found = await self.wait(request, job.future)
         results = {item.number: result for item, result in zip(job.items, found, strict=True)}
         return [results.get(i) or model.untranslated(line, n_best) for i, line in enumerate(lines)]
@@ -232,20 +234,26 @@ class Service:
         n_best: int,
         target_language: str | None,
         source_language: str,
+        own: str | None = None,
     ) -> list[Hypotheses]:
         """Return the hypotheses of each line.
 
         With --split-sentences each is a text that joins the translations of the line's sentences.
+
+        Args:
+            source_language: code by which sentences are found, or "".
+            own: code of the source language for a model that is told it.
         """
         if not self.settings.split_sentences:
-            return await self.translate(request, model, lines, n_best, target_language)
+            return await self.translate(request, model, lines, n_best, target_language, own)
         size = sum(len(line) + _LINE for line in lines)
         paragraphs = await self.work(
             request, size, model.sentences, lines, target_language, source_language
         )
         sentences = [sentence for paragraph in paragraphs for sentence in paragraph.sentences]
         self.check_lines("q", len(sentences))
-        results = iter(await self.translate(request, model, sentences, n_best, target_language))
+        found = await self.translate(request, model, sentences, n_best, target_language, own)
+        results = iter(found)
         answers: list[Hypotheses] = []
         for paragraph in paragraphs:
             parts = [next(results) for _ in paragraph.sentences]

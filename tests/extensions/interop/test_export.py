@@ -124,7 +124,7 @@ def test_marian_has_the_same_logits(keys, tmp_path):
     config, model, params = random_model(keys | dict(norm_eps=1e-5))
     tensors = marian_export._tensors(config.model, params, VOCAB)
     start = 1 if config.model.decoder_start_token == "eos" else 0
-    marian = transformers.MarianConfig(**marian_export._config(config, VOCAB, "float32"), decoder_start_token_id=start,
+    marian = transformers.MarianConfig(**marian_export.model_keys(config, VOCAB, "float32"), decoder_start_token_id=start,
                                        pad_token_id=0, eos_token_id=1)  # fmt: skip
     theirs = transformers.MarianMTModel(marian).eval()
     missing, unexpected = theirs.load_state_dict(

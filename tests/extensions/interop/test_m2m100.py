@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import m2m100
 from helpers.configs import rows_alone
-from helpers.refusals import refused
+from helpers.refusals import refused, refused_command
 
 import t2t_flax
 from t2t_flax.__main__ import main
@@ -138,6 +138,118 @@ def test_beams_equal_those_of_generate(imported):
         assert tokens == expected[: len(tokens)] and set(expected[len(tokens) :]) <= {1}
     assert len({t.hypotheses[0].tokens for t in translations}) > 10
     assert all(t.hypotheses[0].tokens[0] == run.tokenizers.source.target_languages[target] for t in translations)  # fmt: skip
+
+
+def test_lines_are_tagged_by_flags(imported, tmp_path, capsys):
+    folder, *_, run, (source, target) = imported
+    (tmp_path / "lines").write_text("\n".join(LINES[:2]) + "\n")
+    words = ["translate", f"--workdir={folder.parent / 'run'}", f"--input={tmp_path / 'lines'}"]
+    flags = [f"--source-language={source}", f"--target-language={target}"]
+    assert main([*words, *flags]) == 0
+    expected = [t.text for t in run.translate([tagged(line, source, target) for line in LINES[:2]])]
+    assert capsys.readouterr().out.splitlines() == expected
+    near = {"eng_Latn": "deu_Latn", "en": "de"}[source]
+    with refused(near, "deu_Grek"):
+        run.in_language(f"<from:{source}> a", "deu_Grek")
+    for flag, names in (
+        ("--source-language=deu_Grek", (near,)),
+        (flags[0], ("<2", "--target-language=")),
+    ):
+        refused_command([*words, flag], *names)
+    if run.config.data.source_language == "mul":
+        with refused("<from:", "--source-language="):
+            run.in_language("a", target)
+
+
+@pytest.mark.parametrize("imported", ["fast", "m2m"], indirect=True)
+def test_exports_hold_the_same_model(imported, tmp_path):
+    """In transformers; in CTranslate2 with the target language as the prefix."""
+    folder, model, tokenizer, run, (source, target) = imported
+    for kind in ("huggingface", "ctranslate2"):
+        words = ["export", f"--workdir={folder.parent / 'run'}", f"--format={kind}"]
+        if kind == "ctranslate2":
+            ctranslate2 = pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+        assert main([*words, f"--output={tmp_path / kind}"]) == 0
+    back = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "huggingface").state_dict()
+    assert back.keys() == model.state_dict().keys()
+    assert all(torch.equal(x, back[name]) for name, x in model.state_dict().items())
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "huggingface")
+    tokenizer.src_lang = again.src_lang = source
+    assert again(LINES[:20]).input_ids == tokenizer(LINES[:20]).input_ids
+    assert read_model(tmp_path / "huggingface").config.decode == run.stored.decode
+    side = run.tokenizers.source
+    tokens = [[side.languages[source], *side.pieces(side.encode_text(line))] for line in LINES]
+    found = ctranslate2.Translator(str(tmp_path / "ctranslate2")).translate_batch(
+        tokens,
+        target_prefix=[[side.languages[target]]] * len(LINES),
+        beam_size=1,
+        min_decoding_length=0,
+        max_decoding_length=23,
+        suppress_sequences=[["<pad>"]],
+    )
+    greedy = t2t_flax.load(folder.parent / "run", overrides={"decode.strategy": "greedy"})
+    ours = greedy.translate([tagged(line, source, target) for line in LINES])
+    for one, theirs in zip(ours, found, strict=True):
+        assert side.pieces(one.hypotheses[0].tokens) == theirs.hypotheses[0]
+    back = read_model(tmp_path / "ctranslate2")
+    assert back.tokenizers.digest == run.tokenizers.digest
+    ours, back = flatten(run.params), flatten(back.params)
+    for path in back.keys() - {"shared_embedding/table"}:  # it has rows of padding here
+        np.testing.assert_array_equal(ours[path], back[path], err_msg=path)
+
+
+@pytest.mark.parametrize("imported", ["last"], indirect=True)
+def test_a_server_offers_all_languages(imported):
+    for package in ("fastapi", "python_multipart", "prometheus_client", "uvicorn", "httpx"):
+        pytest.importorskip(package, reason="needs the extra serve and httpx")
+    from helpers.http_server import serving
+
+    *_, run, (source, target) = imported
+    with serving({"nllb": run}) as server:
+        languages = {one["code"]: one["targets"] for one in server.get("/languages").json()}
+        assert sorted(languages) == sorted(run.tokenizers.source.languages)
+        assert sorted(languages[source]) == sorted(languages.keys() - {source})
+        (expected,) = run.translate([tagged(LINES[0], source, target)])
+        body = {"q": LINES[0], "source": "en", "target": target}
+        assert server.post("/translate", body).json()["translatedText"] == expected.text
+        body = {"text": [LINES[0]], "target_language": target, "source_language": source}
+        (answer,) = server.post("/api/translate", body).json()["translations"]
+        assert answer["hypotheses"][0]["text"] == expected.text
+        answer = server.post("/api/translate", body | {"source_language": "xx"})
+        assert answer.status_code == 400 and source in answer.json()["error"]
+
+
+@pytest.mark.parametrize("imported", ["fast"], indirect=True)
+@pytest.mark.parametrize("keys", [(), ("finetuning.lora_rank=2",)], ids=["all", "lora"])
+def test_fine_tuning_starts_from_the_imported_model(imported, keys, tmp_path, capsys):
+    """Two directions, a few updates; update 0 is evaluated, too."""
+    folder, *_, (source, target) = imported
+    names = [f"{source}-{target}", f"{target}-{source}"]
+    flags = [
+        f"--config.{key}"
+        for key in (
+            f"finetuning.init_from={folder.parent / 'run'}",
+            "data.train=" + ";".join(f"{name}=toy:train:40" for name in names),
+            f"data.valid={names[0]}=toy:valid:8",
+            "train.steps=3", "optimizer.warmup_steps=1", "eval.every_steps=3", "checkpoint.every_steps=3",
+            "data.pack_length=128", "data.batch_tokens=512", "data.microbatch_tokens=512", "mesh.cpu_devices=1", *keys,
+        )
+    ]  # fmt: skip
+    tuned = tmp_path / "tuned"
+    assert main(["train", "--config=configs/finetune.py", f"--workdir={tuned}", *flags]) == 0
+    losses = [
+        line["valid_nll"]
+        for line in map(json.loads, (tuned / "metrics.jsonl").read_text().splitlines())
+        if "valid_nll" in line
+    ]
+    assert len(losses) == 2 and losses[1] < losses[0]
+    before, after = (flatten(t2t_flax.load(one).params) for one in (folder.parent / "run", tuned))
+    changed = {path for path, x in after.items() if not np.array_equal(x, before[path])}
+    assert changed == (
+        {path for path in after if path.rsplit("/", 2)[-2] in ("query", "value") and path.endswith("kernel")}
+        if keys
+        else set(after)
+    )  # fmt: skip
 
 
 def test_a_sentencepiece_model_gives_the_ids_of_its_fast_form(tmp_path):

@@ -39,7 +39,7 @@ def test_rules_of_hugging_face_come_back(beams, penalty, alpha, early_stopping):
         beam_size=beams, length_penalty=penalty, alpha=alpha, early_stopping=early_stopping, **EXACT
     )
     assert marian_export.not_carried(Config(decode=decode, model=Model(norm_eps=1e-5))) == []
-    back = marian_import._decode({}, marian_export._search(decode))
+    back = marian_import.decode_keys({}, marian_export.search_keys(decode))
     assert (back["beam_size"], back["max_length_offset"]) == (beams, decode.max_length_offset)
     if beams > 1:
         power = 0.0 if penalty in ("none", "gnmt") else alpha
@@ -71,7 +71,7 @@ def test_rules_of_hugging_face_come_back(beams, penalty, alpha, early_stopping):
 )  # fmt: skip
 def test_what_hugging_face_has_not_is_said(keys, rules, said):
     decode = Decode(**keys)
-    written = marian_export._search(decode)
+    written = marian_export.search_keys(decode)
     assert {key: written[key] for key in rules} == rules
     notes = marian_export.not_carried(Config(decode=decode, model=Model(norm_eps=1e-5)))
     assert len(notes) == len(said) and all(
@@ -83,7 +83,7 @@ def test_what_the_models_have_not_is_said():
     model = Model(norm_eps=1e-6, dropout=0.3, dropout_attention=0.2)
     notes = marian_export.not_carried(Config(model=model, decode=Decode(**POWER)))
     assert [note.split(" = ")[0] for note in notes] == ["model.norm_eps"]
-    config = marian_export._config(Config(model=model), 10, "float32")
+    config = marian_export.model_keys(Config(model=model), 10, "float32")
     assert (config["dropout"], config["attention_dropout"], config["activation_dropout"]) == (
         0.3,
         0.2,
