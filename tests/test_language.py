@@ -18,7 +18,7 @@ from t2t_flax.config import (
     to_json,
 )
 from t2t_flax.data.splits import split_source
-from t2t_flax.language import Language, named_languages
+from t2t_flax.language import Language, named_languages, near_codes
 from t2t_flax.tasks import task_of
 from t2t_flax.tasks.translation import detokenizer, recipe, tokenizer_of
 
@@ -151,3 +151,17 @@ def test_other_spellings_and_names_without_a_language_are_taken(files, train, pa
     source, target = pair.split()
     data = Data(train=train, root=str(files), source_language=source, target_language=target)
     assert split_source(task_of(dataclasses.replace(Config(), data=data)), "train").sample(1)
+
+
+@pytest.mark.parametrize(
+    "code, near",
+    [
+        ("de", ["deu_Latn"]),
+        ("zh", ["zho_Hans", "zho_Hant"]),
+        ("deu_Lat", ["deu_Latn"]),
+        ("zulu", ["zul_Latn"]),
+        ("x", []),
+    ],
+)
+def test_near_codes_are_of_the_same_language_or_spelled_alike(code, near):
+    assert near_codes(code, ["deu_Latn", "fra_Latn", "zho_Hans", "zho_Hant", "zul_Latn"]) == near

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from etils import epath
 
 from t2t_flax.config import Config
@@ -143,6 +144,11 @@ class DamagedCheckpoint(UserError):
         self.reason = reason
 
 
+def _not_copied(x: Any) -> Any:
+    """Return a NumPy array as one of JAX in the same memory, which Orbax copies less often."""
+    return jax.device_put(x, may_alias=True) if isinstance(x, np.ndarray) else x
+
+
 class Checkpoints:
     """Checkpoints in a folder.
 
@@ -224,9 +230,10 @@ class Checkpoints:
         }
         if metric is not None:
             meta["metric"] = metric
-        # Orbax would copy NumPy arrays.
-        shared = {name: jax.device_put(tree, may_alias=True) for name, tree in trees.items()}
-        items = {name: ocp.args.StandardSave(tree) for name, tree in shared.items()}
+        items = {
+            name: ocp.args.StandardSave(jax.tree.map(_not_copied, tree))
+            for name, tree in trees.items()
+        }
         self.wait()
         # Orbax's own barriers wait five minutes; process 0 may still be deleting old checkpoints.
         self.group.barrier("the save before has ended", _SAVE_TIMEOUT)

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t2t_flax.config.data_keys import PAD
+from t2t_flax.data.tokenizers import Frame
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
@@ -138,6 +140,9 @@ def _attention(
 def _sides(run: TrainedModel, pair: Pair) -> tuple[WordTokens, WordTokens]:
     tokenizers, limit = run.tokenizers, run.max_source_length
     source = run.in_language(pair.source)
+    symbols, text = tokenizers.source.split(source)
+    none = Frame(symbols, [], PAD)
+    before, after, start = tokenizers.source.frame(symbols) if text.strip() else none
     return (
         tokens_of(
             tokenizers.source,
@@ -145,8 +150,12 @@ def _sides(run: TrainedModel, pair: Pair) -> tuple[WordTokens, WordTokens]:
             line=pair.line or pair.source,
             limit=limit,
             eos=run.config.data.source_eos,
+            before=before,
+            after=after,
         ),
-        tokens_of(tokenizers.target, pair.target, limit=limit),
+        tokens_of(
+            tokenizers.target, pair.target, limit=limit, before=[start] if start != PAD else None
+        ),
     )
 
 

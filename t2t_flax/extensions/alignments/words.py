@@ -4,6 +4,7 @@ Subword pieces, control symbols and EOS are not words.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +51,14 @@ def _kept_ids(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
 
 
 def tokens_of(
-    tokenizer: Tokenizer, text: str, *, line: str = "", limit: int, eos: bool = True
+    tokenizer: Tokenizer,
+    text: str,
+    *,
+    line: str = "",
+    limit: int,
+    eos: bool = True,
+    before: list[int] | None = None,
+    after: Sequence[int] = (),
 ) -> WordTokens:
     """Return the tokens of a text, which may begin with control symbols.
 
@@ -60,8 +68,10 @@ def tokens_of(
     Args:
         line: text that the user gave, perhaps without the control symbols.
         limit: maximum number of ids, EOS included; further ids are left out.
+        before, after: ids around the words in place of those of the control symbols.
     """
-    ids, rest = tokenizer.split(text)
+    symbols, rest = tokenizer.split(text)
+    ids = list(symbols if before is None else before)
     words, own = [-1] * len(ids), rest.split()
     # User's symbols; below 0: words added before the line.
     first = len(line.split()) - len(own) if line else 0
@@ -69,7 +79,7 @@ def tokens_of(
         pieces = _ids_of_word(tokenizer, word)
         ids += pieces
         words += [max(-1, number)] * len(pieces)
-    most = limit - eos
+    most = limit - eos - len(after)
     cut = len(ids) > most
-    ids, words = ids[:most], words[:most]
-    return WordTokens(ids + [EOS] * eos, words + [-1] * eos, first + len(own), cut)
+    end = [*after, *[EOS] * eos]
+    return WordTokens([*ids[:most], *end], [*words[:most], *[-1] * len(end)], first + len(own), cut)

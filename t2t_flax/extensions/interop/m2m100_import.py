@@ -67,9 +67,9 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
     model = marian_import.model_of(folder, config, norm_placement="pre", pad_vocab_to_multiple=128)
     _check_positions(arrays, model)
     if not config.get("tie_word_embeddings", True):
-        own = "model.encoder.embed_tokens.weight" in arrays
-        config["share_encoder_decoder_embeddings"] = not own
-        if own:
+        separate = "model.encoder.embed_tokens.weight" in arrays
+        config["share_encoder_decoder_embeddings"] = not separate
+        if separate:
             arrays.ignore("model.shared.weight")
     params, keys = marian_import.tables(arrays, config, model, (vocabulary, vocabulary))
     params |= marian_import.layers(arrays, model)

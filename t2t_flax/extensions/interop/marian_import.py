@@ -267,7 +267,8 @@ def read_arrays(path: Path) -> Mapping[str, np.ndarray]:
         files = set(read_json(path, {"weight_map": dict}).get("weight_map", {}).values())
         if not files or any(not isinstance(f, str) or Path(f).name != f for f in files):
             raise UserError(f"{path} has no weight_map with names of files beside it.")
-        return collections.ChainMap(*(read_arrays(path.parent / f) for f in sorted(files)))
+        parts = [read_arrays(path.parent / file) for file in sorted(files)]
+        return collections.ChainMap(*parts)  # type: ignore[arg-type]  # only read
     if path.suffix == ".safetensors":
         return TensorFile(path)
     try:

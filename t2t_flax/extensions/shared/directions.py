@@ -44,8 +44,11 @@ def model_directions(config: Config, source: Tokenizer) -> tuple[list[Direction]
     sets = directions_of(config, [*d.valid_sets, *d.test_sets])
     others = [one for one in sets if one.target in languages and one not in trained]
     sources = list(source.source_languages) or [own.source]
-    every = itertools.starmap(Direction, itertools.product(sources, languages))
-    every = [one for one in every if one.source != one.target or not source.source_languages]
+    every = [
+        Direction(*pair)
+        for pair in itertools.product(sources, languages)
+        if pair[0] != pair[1] or not source.source_languages
+    ]
     return trained or every, others if trained else []
 
 

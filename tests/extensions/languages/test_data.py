@@ -9,6 +9,7 @@ from helpers.refusals import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
+from t2t_flax import config as config_lib
 from t2t_flax.config import Config, Data, default_config, override, resolve
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data import hooks
@@ -211,3 +212,26 @@ def test_the_test_set_of_a_direction_has_the_digest_of_its_text():
     directed = split_source(task_of(config_of()), "de-en")
     plain = open_source("toy:test:10", source_language="de", target_language="en")
     assert directed.fingerprint() == plain.fingerprint() and directed.tag == "<2en>"
+
+
+def test_the_source_language_has_a_symbol_if_asked(tmp_path):
+    keys = {
+        "languages.source_symbol": "True",
+        "data.train": "en-de=toy:train:60; de-en=toy:train:60",
+    }
+    keys |= {"languages.directions": "by_name", "mixtures.tags": "", "mixtures.limits": ""}
+    config = resolve(override(default_config(), KEYS | keys))
+    assert {"<from:de>", "<from:en>", "<2de>", "<2en>"} == set(hooks.control_symbols(config))
+    tokenizer = prepared(config, tmp_path).tokenizers.source
+    assert list(tokenizer.source_languages) == list(tokenizer.target_languages) == ["de", "en"]
+    source, _ = split_source(task_of(config), "train").parts
+    (text, _), *_ = source.pairs()
+    assert text.startswith("<2de> <from:en> ") and not tokenizer.lacks_language(text)
+    assert tokenizer.lacks_language(text.replace("<from:en> ", ""))
+    ids = [tokenizer.control_symbols[symbol] for symbol in text.split()[:2]]
+    assert tokenizer.encode(text)[:2] == ids
+    plain = resolve(
+        override(config_lib.to_config_dict(config), {"languages.source_symbol": "False"})
+    )
+    with refused("languages.source_symbol", "<from:de>"):
+        hooks.training_stream(plain, prepared(config, tmp_path).tokenizers)
