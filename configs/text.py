@@ -98,14 +98,13 @@ def _size_for(pairs: int) -> Size:
 
 
 def _size_of(overrides: dict[str, str]) -> Size:
-    if "data.train" not in overrides:  # as in `explain --config=configs/text.py`
-        return _size_for(29_000)
-    pairs = count_pairs(overrides)
-    _say(pairs, _size_for(pairs))
+    given = "data.train" in overrides  # not in `explain --config=configs/text.py`
+    pairs = count_pairs(overrides) if given else 29_000
+    _say(f"{pairs:,} pairs to train on" if given else "no data.train", _size_for(pairs))
     return _size_for(pairs)
 
 
 @functools.cache  # once in a sweep
-def _say(pairs: int, size: Size) -> None:
+def _say(reason: str, size: Size) -> None:
     row = ", ".join(f"{name} {value:,}" for name, value in size._asdict().items())
-    print(f"configs/text.py: {pairs:,} pairs to train on, so {row}.", file=sys.stderr)
+    print(f"configs/text.py: {reason}, so {row}.", file=sys.stderr)

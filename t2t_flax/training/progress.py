@@ -1,7 +1,9 @@
 """Progress bar, timers and metrics.jsonl of a run."""
 
+import collections
 import contextlib
 import dataclasses
+import datetime
 import json
 import logging
 import os
@@ -54,7 +56,9 @@ class ProgressBar:
             unit,
             eta,
         )
-        self._began, self._last_line = time.monotonic(), float("-inf")
+        self._last_line = float("-inf")
+        # (time, steps) at the last lines: the first update takes longer, as it is compiled.
+        self._recent = collections.deque([(time.monotonic(), start)], maxlen=7)
         columns = [
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(bar_width=20),
@@ -107,8 +111,10 @@ class ProgressBar:
     def _eta(self, done: int, now: float) -> str:
         if not self._eta_known or not self._total or done <= self._start or done >= self._total:
             return ""
-        left = (now - self._began) / (done - self._start) * (self._total - done)
-        return f"  ETA {int(left // 60)}:{int(left % 60):02d}"
+        began, before = self._recent[0]
+        self._recent.append((now, done))
+        left = (now - began) / max(1, done - before) * (self._total - done)
+        return f"  ETA {datetime.timedelta(seconds=int(left))}"
 
 
 @contextlib.contextmanager

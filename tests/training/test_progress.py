@@ -28,7 +28,7 @@ def test_total_may_become_known_and_change(capsys):
             bar("sample sentences", done, total, "pairs")
     lines = [line.split(maxsplit=2)[2] for line in capsys.readouterr().out.splitlines()]
     assert [" ".join(line.split()) for line in lines] == [
-        "0 pairs", "10,000/30,000 pairs ETA 1:20", "20,000/25,000 pairs ETA 0:15", "25,001/25,001 pairs"
+        "0 pairs", "10,000/30,000 pairs ETA 0:01:20", "20,000/25,000 pairs ETA 0:00:15", "25,001/25,001 pairs"
     ]  # fmt: skip
 
 

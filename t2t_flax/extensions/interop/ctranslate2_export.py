@@ -66,12 +66,13 @@ def not_carried(config: Config) -> list[str]:
     if d.strategy == "beam" and d.beam_size > 1 and d.length_penalty == "gnmt" and d.alpha:
         notes.append(
             f"decode.length_penalty = gnmt, the divisor ((5 + length) / 6)^{d.alpha:g}: CTranslate2"
-            " divides by length^length_penalty, which favours longer translations."
+            " divides by length^length_penalty, which favours longer translations, as"
+            " --config.decode.length_penalty=power does here."
         )
     if d.strategy == "beam" and d.beam_size > 1 and d.early_stopping != "beam_full":
         notes.append(
             f"decode.early_stopping = {d.early_stopping}: CTranslate2 stops once beam_size"
-            " hypotheses have finished (beam_full)."
+            " hypotheses have finished, as --config.decode.early_stopping=beam_full does here."
         )
     if d.max_length_ratio:
         notes.append(

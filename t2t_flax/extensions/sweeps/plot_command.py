@@ -150,7 +150,7 @@ def _draw_curve(
     if not name.startswith("valid_"):
         line["marker"] = ""
         means = values if name == EXACT else smoothed(steps, values, window)
-    if is_smoothed := not np.array_equal(means, values, equal_nan=True):
+    if is_smoothed := not np.allclose(means, values, rtol=1e-6, equal_nan=True):
         entries[f"mean of {window:,} updates"] = {"lw": 1.2}
     if len(values) > 1:
         panel.fill_between(steps, means.min(0), means.max(0), color=color, alpha=0.2, lw=0)
