@@ -9,7 +9,8 @@ from helpers.configs import devices_mesh, model_and_state, small_config
 from helpers.table_model import PARAMS, TableModel, sentences
 
 from t2t_flax.config import Config, Decode
-from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.config.data_keys import PAD
+from t2t_flax.data.tokenizers import Frame, TokenizerPair
 from t2t_flax.decoding import translator as translator_module
 from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
 from t2t_flax.decoding.search_loop import run_search
@@ -81,6 +82,7 @@ def test_penalty_and_stopping_keys_reach_the_search(monkeypatch):
     tokenizer = SimpleNamespace(
         digest="fixed",
         split=lambda text: ([], text),
+        frame=lambda symbols: Frame(symbols, [], PAD),
         encode_text=lambda text: [5, 6],
         decode=lambda ids: " ".join(map(str, ids)),
     )

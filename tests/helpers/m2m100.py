@@ -84,7 +84,7 @@ def make_model(folder: Path, *, vocab_size: int, seed: int = 0, **keys: Any) -> 
     model = transformers.M2M100ForConditionalGeneration(config).eval()
     with torch.no_grad():
         for x in model.parameters():
-            x.add_(torch.randn(x.shape) * (0.5 if x.ndim > 1 else 0.1))
+            x.add_(torch.randn(x.shape) * (0.3 if x.ndim > 1 else 0.1))
         # A higher logit of EOS, so that outputs end.
         end = model.lm_head.weight[2]
         model.model.decoder.layer_norm.bias.add_(2.0 * end / end.square().sum())

@@ -15,7 +15,7 @@ from helpers.configs import devices_mesh
 from helpers.refusals import refused
 
 from t2t_flax.config import Config, Data, Decode
-from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.extensions.interop.ctranslate2_import import read_ctranslate2
 from t2t_flax.extensions.interop.import_model import read_model
@@ -29,6 +29,7 @@ class Characters:
     """A tokenizer whose tokens are characters."""
 
     digest = "characters"
+    frame = Tokenizer.frame
 
     def __init__(self, vocabulary):
         self.vocabulary = vocabulary

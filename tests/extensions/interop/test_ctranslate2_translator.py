@@ -10,7 +10,7 @@ import pytest
 from helpers.configs import devices_mesh, model_and_state, small_config
 
 from t2t_flax.config import Config, Decode, Model
-from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.decoding.translator import Translator, empty_translation
 from t2t_flax.extensions.interop.ctranslate2_decoder import (
     CTranslate2Translator,
@@ -27,6 +27,7 @@ class Ids:
     """A tokenizer of text that is ids."""
 
     digest = "ids"
+    frame = Tokenizer.frame
 
     def encode(self, text):
         return list(map(int, text.split()))

@@ -33,7 +33,8 @@ def source(languages=()):
     def lacks_language(text):
         return bool(languages and text.strip()) and not split(text)[0]
 
-    return SimpleNamespace(target_languages=known, lacks_language=lacks_language, split=split)
+    more = dict(source_languages={}, lacks_language=lacks_language, split=split)
+    return SimpleNamespace(target_languages=known, **more)
 
 
 def model(languages=(), **decode):
