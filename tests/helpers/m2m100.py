@@ -84,10 +84,10 @@ def make_model(folder: Path, *, vocab_size: int, seed: int = 0, **keys: Any) -> 
     model = transformers.M2M100ForConditionalGeneration(config).eval()
     with torch.no_grad():
         for x in model.parameters():
-            x.add_(torch.randn(x.shape) * (0.3 if x.ndim > 1 else 0.1))
+            x.add_(torch.randn(x.shape) * (0.4 if x.ndim > 1 else 0.1))
         # A higher logit of EOS, so that outputs end.
         end = model.lm_head.weight[2]
-        model.model.decoder.layer_norm.bias.add_(2.0 * end / end.square().sum())
+        model.model.decoder.layer_norm.bias.add_(1.0 * end / end.square().sum())
     model.generation_config = transformers.GenerationConfig(
         pad_token_id=1, eos_token_id=2, decoder_start_token_id=2, num_beams=3, early_stopping=True,
         length_penalty=0.8, max_length=24, bad_words_ids=[[1]],

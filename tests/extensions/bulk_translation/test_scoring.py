@@ -20,7 +20,9 @@ def loaded(workdir):
 
 def test_a_language_that_some_sources_lack_is_an_error_of_these(loaded):
     source = Mock(wraps=loaded.tokenizers.source, target_languages={"de": 3, "en": 4})
+    source.source_languages = {}
     source.lacks_language = lambda text: not text.startswith("It")
+    source.lacks_symbol = lambda text, languages: bool(languages) and source.lacks_language(text)
     run = dataclasses.replace(loaded, tokenizers=Mock(wraps=loaded.tokenizers, source=source))
     found = score_each(run, [("It is late.", "Es ist"), ("He left.", "Er")])
     assert [isinstance(each, UserError) for each in found] == [False, True]

@@ -130,13 +130,18 @@ def test_beams_equal_those_of_generate(imported):
     theirs = model.generate(**batch, forced_bos_token_id=language).numpy()
     rows = rows_of(model.config.vocab_size)
     translations = run.translate([tagged(line, source, target) for line in LINES])
+    compared = 0
     for ours, ids in zip(translations, theirs, strict=True):
-        # At the limit, unfinished hypotheses compete with finished ones there.
+        expected = [i for i in ids[1:].tolist() if i != 1]
+        # At the limit, unfinished hypotheses compete with finished ones there, here only if there
+        # are fewer finished ones than beams.
+        if expected[-1] != 2 and not any(h.hit_cap for h in ours.hypotheses):
+            continue
+        compared += 1
         best = max(ours.hypotheses, key=lambda hypothesis: hypothesis.score)
         tokens = rows[[*best.tokens, *([] if best.hit_cap else [EOS])]].tolist()
-        expected = ids[1:].tolist()
-        assert tokens == expected[: len(tokens)] and set(expected[len(tokens) :]) <= {1}
-    assert len({t.hypotheses[0].tokens for t in translations}) > 10
+        assert tokens == expected
+    assert compared > 95 and len({t.hypotheses[0].tokens for t in translations}) > 10
     assert all(t.hypotheses[0].tokens[0] == run.tokenizers.source.target_languages[target] for t in translations)  # fmt: skip
 
 
