@@ -86,6 +86,7 @@ def train(
             batches = stack.enter_context(
                 Prefetcher(setup.batches, setup.mesh, start, last_step, config.data.num_workers)
             )
+            say("compile the update")
             with measure("compile", timings):
                 programs = compile_programs(train_program(setup), setup.batches.shapes, setup.mesh)
                 valid_loss = validation_loss(setup)

@@ -173,7 +173,7 @@ LONG = "".join(f"sentence number {i} of many\n" for i in range(50))
         (dict(target="c\nd\ne\n"), [], ["x.en", "2 lines", "x.de", "3"]),
         (dict(source=b"good\nbad \xff byte\n"), [], ["x.en", "line 2", "0xff"]),
         (dict(source="", target=""), [], ["x.en", "empty"]),
-        (dict(source=LONG, target=LONG), [], ["config.data.vocab_size", "4000"]),
+        (dict(source=LONG, target=LONG), [], ["config.data.vocab_size", "2000"]),
         (None, ["--config.data.train=nowhere.en,nowhere.de"], ["config.data.train", "nowhere.en"]),
         (None, ["--config.data.train="], ["config.data.train"]),
         (None, ["--config.model.droput=0.1"], ["'model.dropout'"]),
