@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import functools
 import importlib.machinery
-import importlib.util
 import inspect
 import operator
 import traceback
@@ -290,7 +289,7 @@ def from_python_file(flag: str, path: str, function: str, example: str, **option
 def _module(file: str, changed: int) -> types.ModuleType:
     """Execute a Python file and return it as a module. `changed` is its time of change."""
     loader = importlib.machinery.SourceFileLoader(f"t2t_flax_{Path(file).stem}", file)
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    module = importlib.util.module_from_spec(spec)
+    module = types.ModuleType(loader.name)
+    module.__file__ = file
     loader.exec_module(module)
     return module
