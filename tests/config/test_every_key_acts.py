@@ -360,6 +360,7 @@ ELSEWHERE = {
     "tests/extensions/interop/test_engine.py": "ctranslate2.quantization decode.engine",
     "tests/extensions/kernels/test_splash_attention.py": "model.attention_kernel",
     "tests/extensions/languages/test_directions.py": "languages.directions",
+    "tests/extensions/languages/test_data.py": "languages.source_symbol",
     "tests/extensions/layer_types/test_model_variants.py": """model.feed_forward model.mixer layer_types.window
         layer_types.conv_kernel_size layer_types.rope_theta""",
     "tests/extensions/layer_types/test_numpy_reference.py": "model.norm_type",
