@@ -190,7 +190,7 @@ def test_stop_writes_no_report(tmp_path, monkeypatch, number):
 
 
 def test_files_in_configs_can_be_swept(tmp_path):
-    for file in ("table3.py", "ladder.py", "ladder.py:sides", "sizes.py", "sizes.py:depth", "text.py"):
+    for file in ("table3.py", "ladder.py", "ladder.py:sides", "sizes.py", "sizes.py:depth"):
         assert (
             sweep(f"--sweep={ROOT}/configs/sweeps/{file}", f"--workdir={tmp_path}/s", "--dry-run")
             == OK
