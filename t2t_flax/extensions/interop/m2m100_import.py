@@ -157,7 +157,7 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> tuple[M2M100Tokenizer, V
 def _sentencepiece_tokens(folder: Path, settings: dict[str, Any]) -> list[str]:
     """Return the tokens in fairseq's order.
 
-    These are its own four, the pieces (those of vocab.json, if there is one), the languages, and
+    These are its own four, the pieces (from vocab.json, if there is one), the languages, and
     <mask> if there is no vocab.json.
     """
     from sentencepiece import SentencePieceProcessor

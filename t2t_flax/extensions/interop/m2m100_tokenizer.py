@@ -62,7 +62,7 @@ class M2M100Tokenizer(ListTokenizer):
 
         Args:
             vocabulary: pieces of ids 3, 4, ...
-            special: pieces without text, besides those of languages.
+            special: pieces without text, besides languages.
             first: ids of padding, EOS and unknown in the imported model.
         """
         more: dict[str, Any] = dict(
@@ -123,7 +123,7 @@ class M2M100Tokenizer(ListTokenizer):
         if len(targets) != 1 or len(sources) != 1:
             code = min(self.languages)
             raise UserError(
-                "a source text needs the symbols of its own language and of the one to write, such"
+                "a source text needs symbols of its own language and of the language to write, such"
                 f" as <from:{code}> <2{code}>."
             )
         if self.source_last:
