@@ -2,7 +2,7 @@
 
     python -m t2t_flax import --from=hub:facebook/nllb-200-distilled-600M --workdir=runs/nllb
     python -m t2t_flax train --config=configs/finetune.py --config.finetuning.init_from=runs/nllb \\
-        --workdir=runs/tuned --config.data.train='eng_Latn-ces_Latn=train.en,train.cs' \\
+        --workdir=runs/nllb-tuned --config.data.train='eng_Latn-ces_Latn=train.en,train.cs' \\
         --config.data.valid='eng_Latn-ces_Latn=valid.en,valid.cs'
 
 The model and its search are those of the folder. `--config.finetuning.lora_rank=16` trains adapters
