@@ -30,9 +30,9 @@ class Size(NamedTuple):
 
 # By the largest number of pairs. docs/experiments.md shows what else was tried.
 SIZES = {
-    4_000: Size(layers=2, width=256, dropout=0.3, rate=1e-3, warmup=300, pieces=2000, updates=3000),
+    4_000: Size(layers=2, width=256, dropout=0.3, rate=2e-3, warmup=300, pieces=2000, updates=3000),
     15_000: Size(
-        layers=2, width=256, dropout=0.3, rate=1e-3, warmup=300, pieces=2000, updates=4000
+        layers=2, width=256, dropout=0.3, rate=2e-3, warmup=300, pieces=2000, updates=4000
     ),
     100_000: Size(
         layers=3, width=128, dropout=0.15, rate=4e-3, warmup=500, pieces=4000, updates=4500

@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks.engines.child import main
 from benchmarks.models import EOS, read_json
 from t2t_flax.config import Config, Model
+from t2t_flax.data.tokenizers import Tokenizer
 from t2t_flax.extensions.interop.safetensors_file import unflatten
 from t2t_flax.process_setup import prepare_process
 from t2t_flax.version import source_digest
@@ -20,6 +21,8 @@ from t2t_flax.version import source_digest
 
 class Ids:
     """A tokenizer of text that is ids: "17 4 9"."""
+
+    frame = Tokenizer.frame
 
     def split(self, text: str) -> tuple[list[int], str]:
         return [], text

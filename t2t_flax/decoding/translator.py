@@ -267,7 +267,7 @@ class DecodeStep:
         logits_BxKxV, cache = self.model.apply(
             {"params": params}, tokens_BxK, position, cache, method="decode_step"
         )
-        start_B = cache["sentences"].more.get("start")
+        start_B = cache["sentences"].more.get("start") if "sentences" in cache else None
         if start_B is not None:  # then the probability of the first token is 1
             certain = jnp.where(
                 jnp.arange(logits_BxKxV.shape[-1]) == start_B[:, None, None], 0.0, IMPOSSIBLE
