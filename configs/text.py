@@ -100,8 +100,9 @@ def _size_for(pairs: int) -> Size:
 def _size_of(overrides: dict[str, str]) -> Size:
     given = "data.train" in overrides  # not in `explain --config=configs/text.py`
     pairs = count_pairs(overrides) if given else 29_000
-    _say(f"{pairs:,} pairs to train on" if given else "no data.train", _size_for(pairs))
-    return _size_for(pairs)
+    size = _size_for(pairs)
+    _say(f"{pairs:,} pairs to train on" if given else "no data.train", size)
+    return size
 
 
 @functools.cache  # once in a sweep

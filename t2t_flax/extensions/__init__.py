@@ -61,5 +61,5 @@ def _import_own(name: str) -> None:
 
 for _name in EXTENSIONS:
     importlib.import_module(f"{__name__}.{_name}")
-for _name in filter(None, os.environ.get(OWN, "").split(",")):
-    _import_own(_name.strip())
+for _name in filter(None, map(str.strip, os.environ.get(OWN, "").split(","))):
+    _import_own(_name)

@@ -99,6 +99,7 @@ class ProgressBar:
             self._last_line = now
             count = f" {self._amount(done)} {self._unit}" if self._unit else ""
             self.say(f"{self._name}{count}  {text}{self._eta(done, now)}".rstrip())
+            self._recent.append((now, done))
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
@@ -112,7 +113,6 @@ class ProgressBar:
         if not self._eta_known or not self._total or done <= self._start or done >= self._total:
             return ""
         began, before = self._recent[0]
-        self._recent.append((now, done))
         left = (now - began) / max(1, done - before) * (self._total - done)
         return f"  ETA {datetime.timedelta(seconds=int(left))}"
 
