@@ -119,6 +119,8 @@ def warned(caplog):
             ["eval.patience", "eval.every_steps", "1800"],
         ),
         ({"eval.patience": "5"}, ["eval.patience", "5", "4", "1800"]),
+        ({"optimizer.warmup_steps": "1801"}, ["optimizer.warmup_steps", "train.steps"]),
+        ({"optimizer.warmup_steps": "1800"}, []),
         ({"eval.patience": "4", "checkpoint.average_last": "4"}, []),
         (
             {"checkpoint.average_last": "5"},
