@@ -28,7 +28,7 @@ def get_config(_: str = "", overrides: dict[str, str] | None = None):
     c.data.pack_length = 256
     # An update sees some 150 pairs, so that 5,000 pairs are a pass of about 35 updates.
     c.data.batch_tokens = 4096
-    # A microbatch fits beside a model of 600 million parameters on a GPU with 40 GB.
+    # Half of them at a time: the logits of a large vocabulary take much memory.
     c.data.microbatch_tokens = 2048
 
     # Low rates keep what the model knows; adapters, which begin at zero, need a higher one.
