@@ -168,10 +168,9 @@ class TrainedModel(StoredRun):
         return f"<2{language or languages[0]}> {text}"
 
     def from_language(self, text: str, language: str | None = None) -> str:
-        """Return the text with the symbol of its own language before it, if the model needs one.
+        """Return the text with the symbol of its language before it, if the model needs one.
 
-        Raises UserError for a language that the model does not read, and for None if
-        data.source_language is none of them.
+        Raises UserError for a language that the model does not read. None = data.source_language.
         """
         languages = list(self.tokenizers.source.source_languages)
         known, own = languages or [self.config.data.source_language], language
