@@ -278,7 +278,7 @@ def _notes(
             f"Difference: to {reference}, with 95 % interval and two-sided p over seeds, both for"
             " all pairs of rows (Games and Howell)."
         )
-        if min(len(row.scores) for row in table if row.scores) < 3:
+        if any(row.difference and len(row.scores) == 2 for row in table):
             notes.append(
                 "Two seeds show only large differences: no clear difference does not mean equal."
                 " --seeds=5 --extend adds seeds."

@@ -102,6 +102,13 @@ def test_rows_with_other_tokenizers_are_not_compared_by_scores_per_token(finishe
     )
 
 
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_two_seeds_are_advised_to_become_more(grid, seeds):
+    sweep = grid({name: row[:seeds] for name, row in ROWS.items()}, seeds=seeds)
+    sweep.work()
+    assert ("--extend" in report(sweep.folder.path)) == (seeds == 2)
+
+
 def test_rows_with_lost_seeds_come_last(grid):
     """Their complete seed is the best of all."""
     sweep = grid(
