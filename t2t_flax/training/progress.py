@@ -97,7 +97,7 @@ class ProgressBar:
         now = time.monotonic()
         if not self._live and (now - self._last_line >= line_every or done == self._total):
             self._last_line = now
-            count = f" {self._amount(done)} {self._unit}" if self._unit else ""
+            count = f" {self._amount(done)} {self._unit}" if self._unit and done else ""
             self.say(f"{self._name}{count}  {text}{self._eta(done, now)}".rstrip())
             self._recent.append((now, done))
 
