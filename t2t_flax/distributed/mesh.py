@@ -53,10 +53,7 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> jax.sharding.M
     axes that `jax.make_mesh` would choose.
     """
     devices = jax.devices() if devices is None else devices
-    shape = [config.data, config.fsdp, config.tensor]
-    if -1 in shape:
-        given = math.prod(n for n in shape if n != -1)
-        shape[shape.index(-1)] = max(1, len(devices) // given)
+    shape = mesh_shape(config, len(devices))
     if math.prod(shape) != len(devices):
         raise UserError(
             f"config.mesh data x fsdp x tensor = {' x '.join(map(str, shape))} does not give the"
@@ -76,6 +73,15 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> jax.sharding.M
         for each in slices
     ]
     return jax.sharding.Mesh(np.concatenate(grids), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def mesh_shape(config: MeshConfig, devices: int) -> list[int]:
+    """Return the sizes of the mesh axes; a size of -1 takes the remaining devices."""
+    shape = [config.data, config.fsdp, config.tensor]
+    if -1 in shape:
+        given = math.prod(n for n in shape if n != -1)
+        shape[shape.index(-1)] = max(1, devices // given)
+    return shape
 
 
 def slices_of(devices: list, count: int = 0) -> list[list]:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Config
+from t2t_flax.data.batching.rows import shape_of
 from t2t_flax.data.dataset import describe_train
 from t2t_flax.data.hooks import data_hooks, trained_tokens
 from t2t_flax.distributed import mesh as mesh_lib
@@ -108,11 +109,14 @@ def _batches(config: Config) -> list[str]:
         f"  an update has {d.batch_tokens:,} token slots on each side, over all devices",
     ]
     if d.batching == "packed":
-        rows = d.batch_tokens // d.pack_length
-        slots = rows * d.pack_length
+        rows = max(1, d.batch_tokens // d.pack_length)
+        data, fsdp, tensor = mesh_lib.mesh_shape(config.mesh, jax.device_count())
+        shape = shape_of(d.pack_length, rows, d.microbatch_tokens, data * fsdp)
+        devices = data * fsdp * tensor
         lines.append(
-            f"  packed: {rows:,} rows of {d.pack_length} = {slots:,} slots, about"
-            f" {round(_FILL * slots):,} real tokens"
+            f"  packed: {f'{shape.micro:,} microbatches of ' if shape.micro > 1 else ''}"
+            f"{shape.rows:,} rows of {d.pack_length} on {devices:,} device{'s' * (devices > 1)} ="
+            f" {shape.slots:,} slots, about {round(_FILL * rows * d.pack_length):,} real tokens"
         )
     else:
         lines.append(f"  buckets: rows of 8, 12, ... up to {d.max_length}, one pair per row")

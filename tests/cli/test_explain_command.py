@@ -32,6 +32,20 @@ def test_parameters_batches_rates_and_memory(capsys):
     assert float(number(out, "  parameters ")) == pytest.approx(214171648 * 4 / 2**20, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "microbatch", "names"),
+    [("1", "0", ["15 rows", "960 slots"]),
+     ("4", "0", ["16 rows", "1,024 slots", "4 devices"]),
+     ("4", "64", ["4 microbatches", "4 rows", "1,024 slots"])],
+)  # fmt: skip
+def test_rows_are_those_of_training(capsys, mesh, microbatch, names):
+    """They are rounded up to the devices, also of another machine. The others stay empty."""
+    flags = ["--config.mesh.cpu_devices=1", "--config.data.batch_tokens=1000"]
+    flags += [f"--config.mesh.data={mesh}", f"--config.data.microbatch_tokens={microbatch}"]
+    out = explain(capsys, "--config=text", *flags)
+    assert_names(out, "931 real", *names)
+
+
 def test_diff_lists_every_key_that_differs_with_both_values(capsys):
     out = explain(capsys, "--config=aiayn_base", "--diff=aiayn_big", "--config.decode.alpha=1.0")
     lines = {line.split()[0]: line for line in out.splitlines() if re.match(r"\s*\w+\.\w+ ", line)}
