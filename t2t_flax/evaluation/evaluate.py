@@ -38,6 +38,7 @@ from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.files import atomic_write
 from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import Metric, Predictions, Task, confidence_interval, lower_is_better, task_of
+from t2t_flax.training.checkpoint_selection import named_steps
 from t2t_flax.training.checksums import checksums
 from t2t_flax.training.losses import perplexity
 from t2t_flax.training.parts import TrainingSetup
@@ -322,12 +323,7 @@ def length_ratio(scores: Record) -> float | None:
 def summary(record: Record, task: Task) -> str:
     """Return the scores of a record in a few lines of text."""
     scores, counts, data = record["scores"], record["counts"], record["data"]
-    averaged = record["checkpoint"]["averaged"]
-    checkpoint = (
-        f"step {averaged[0]}"
-        if len(averaged) == 1
-        else f"mean of steps {', '.join(map(str, averaged))}"
-    )
+    checkpoint = named_steps(record["checkpoint"]["averaged"])
     if best := record["checkpoint"].get("best"):
         checkpoint += f", the best by {best['metric']} ({best['value']:.4f})"
     if models := record["checkpoint"].get("models"):

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,11 @@ class RestoredParams:
     metric: float | None = None
     config_changes: tuple[Meta, ...] = ()
     dtype: str = "float32"
+
+
+def named_steps(steps: Sequence[int]) -> str:
+    """Return "step 500", or "mean of steps 500, 400" for several."""
+    return f"{'mean of steps' if len(steps) > 1 else 'step'} {', '.join(map(str, steps))}"
 
 
 def restore_chosen(

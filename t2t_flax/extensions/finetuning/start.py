@@ -20,7 +20,12 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.finetuning import of, parse_init_checkpoint
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.training.checkpoint_selection import CheckpointChoice, mean, restore_chosen
+from t2t_flax.training.checkpoint_selection import (
+    CheckpointChoice,
+    mean,
+    named_steps,
+    restore_chosen,
+)
 from t2t_flax.training.parts import TrainingSetup
 from t2t_flax.training.train_state import abstract_params, make_model
 from t2t_flax.training.workdir import read_model_config
@@ -60,12 +65,7 @@ def start_params(
         raise UserError(
             f"config.finetuning.init_checkpoint = {keys.init_checkpoint}: {error}"
         ) from None
-    steps = (
-        f"update {part.steps[0]}"
-        if len(part.steps) == 1
-        else f"the mean of updates {', '.join(map(str, part.steps))}"
-    )
-    say(f"parameters start from {workdir}, {steps}")
+    say(f"parameters start from {workdir}, {named_steps(part.steps)}")
     if old.digest == new.digest:
         return part.params
     try:

@@ -86,7 +86,7 @@ def export(
 
     Args:
         params: a tree of arrays, the mean of the checkpoints `steps`.
-        origin: checkpoint, for the README.
+        origin: run and checkpoint, for the README.
         scores: its evaluations, for the README.
         license: its licence, for the README.
     """
@@ -134,7 +134,7 @@ def export(
         heading = f"# {codes} model, {kind} {dtype}"
         parts = [
             heading,
-            f"Exported from {origin} by t2t_flax." if origin else "Exported by t2t_flax.",
+            f"Exported by t2t_flax{f' from {origin}' if origin else ''}.",
         ]
         parts.append(usage(tokenizers, config))
         if tokenizers.source.target_languages:

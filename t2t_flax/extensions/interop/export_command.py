@@ -5,6 +5,7 @@ import logging
 from etils import epath
 
 from t2t_flax.cli import arguments
+from t2t_flax.config import Config
 from t2t_flax.errors import OK, UserError, first_line
 from t2t_flax.extensions.interop import hub
 from t2t_flax.extensions.interop.model_card import Score, is_license, scores_of_record
@@ -75,11 +76,12 @@ def run(argv: list[str]) -> int:
 
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.extensions.interop.export import check_export, export
+    from t2t_flax.training.checkpoint_selection import named_steps
 
     check_export(stored_config(args.workdir, overrides), args.format, args.quantization)
     loaded = arguments.load_run(args, overrides)
     loaded.check_single("export")
-    steps = " and ".join(map(str, loaded.steps))
+    steps = named_steps(loaded.steps)
     notes = export(
         args.output,
         args.format,
@@ -88,12 +90,12 @@ def run(argv: list[str]) -> int:
         loaded.tokenizers,
         steps=loaded.steps,
         quantization=args.quantization,
-        origin=f"step {steps} of {loaded.workdir.name}",
-        scores=_scores(loaded.workdir, loaded.steps),
+        origin=f"{loaded.workdir.name}, {steps}",
+        scores=_scores(loaded.workdir, loaded.steps, loaded.config),
         license=args.license,
     )
     print(
-        f"{args.output}: step {steps} of {args.workdir} as {args.format},"
+        f"{args.output}: {steps} of {args.workdir} as {args.format},"
         f" {args.quantization or 'float32'}"
     )
     for note in notes:
@@ -103,10 +105,13 @@ def run(argv: list[str]) -> int:
     return OK
 
 
-def _scores(workdir: epath.Path, steps: tuple[int, ...]) -> list[Score]:
+def _scores(workdir: epath.Path, steps: tuple[int, ...], config: Config) -> list[Score]:
     """Return the scores of these checkpoints in the run's evaluation records.
 
     Each appears once.
+
+    Args:
+        config: config of the exported model.
     """
     scores: dict[Score, None] = {}
     for path in sorted((workdir / "eval").glob("*.json")):
@@ -115,8 +120,8 @@ def _scores(workdir: epath.Path, steps: tuple[int, ...]) -> list[Score]:
             checkpoint = record["checkpoint"]
             # Not an ensemble's scores.
             if checkpoint["averaged"] == list(steps) and not checkpoint.get("models"):
-                scores |= dict.fromkeys(scores_of_record(record))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+                scores |= dict.fromkeys(scores_of_record(record, config))
+        except (UserError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             log.warning(
                 "%s is no evaluation record, so the README does not list it: %s",
                 path,

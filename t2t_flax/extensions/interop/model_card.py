@@ -10,7 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from t2t_flax.config import Config
+from t2t_flax.config import Config, from_json
+from t2t_flax.config.keys import TRANSLATIONS
+from t2t_flax.config.schema import keys_that_change, unmet
 from t2t_flax.extensions.shared.directions import Direction
 from t2t_flax.language import Language
 
@@ -26,9 +28,11 @@ class Score:
 
     Args:
         metric: its name in the record.
+        search: how the outputs were searched for.
         data: the test set, without folders.
     """
 
+    search: str
     metric: str
     value: float
     signature: str
@@ -49,13 +53,16 @@ def is_license(text: str) -> bool:
     return bool(_LICENSE.fullmatch(text))
 
 
-def scores_of_record(record: dict[str, Any]) -> list[Score]:
+def scores_of_record(record: dict[str, Any], config: Config) -> list[Score]:
     """Return the scores of an evaluation record that a card lists.
 
-    Raises KeyError, TypeError, ValueError or AttributeError for an invalid record: runs are
-    untrusted input.
+    Raises UserError, KeyError, TypeError, ValueError or AttributeError for an invalid record: runs
+    are untrusted input.
+
+    Args:
+        config: config of the exported model.
     """
-    data = record["data"]
+    data, search = record["data"], _search(from_json(json.dumps(record["config"])), config)
     name, split, sentences = (
         data.get("corpus") or _file_names(data["spec"]),
         record["split"],
@@ -69,8 +76,22 @@ def scores_of_record(record: dict[str, Any]) -> list[Score]:
                 isinstance(text, str) for text in (name, split, signature)
             ):
                 raise ValueError(f"scores.{metric} is not a score")
-            scores.append(Score(metric, value, signature, split, name, sentences))
+            scores.append(Score(search, metric, value, signature, split, name, sentences))
     return scores
+
+
+def _search(scored: Config, exported: Config) -> str:
+    """Return the search of a scored config, and where else it differs from the exported one."""
+    decode = scored.decode
+    named = {"decode.strategy", "decode.beam_size"}
+    differing = [
+        f"{name} = {_file_names(str(scored.value(name)))}"
+        for name in keys_that_change(TRANSLATIONS)
+        if name not in named and scored.value(name) != exported.value(name)
+        if unmet(name, scored.value) is None
+    ]
+    search = f"beam of {decode.beam_size}" if decode.strategy == "beam" else decode.strategy
+    return ", ".join([search, *differing])
 
 
 def _file_names(spec: str) -> str:
@@ -115,16 +136,18 @@ def sections(
     parts = []
     if scores:
         before = (
-            "" if dtype == "float32" else f" The model was scored before its conversion to {dtype}."
+            ""
+            if dtype == "float32"
+            else f" They are of the model before its conversion to {dtype}."
         )
         rows = "".join(
-            f"| {_plain(s.data)} ({_plain(s.split)}, {s.sentences:,} sentences) | {s.name} |"
-            f" {s.value:.2f} | {_code(s.signature)} |\n"
+            f"| {_plain(s.data)} ({_plain(s.split)}, {s.sentences:,} sentences) |"
+            f" {_plain(s.search)} | {s.name} | {s.value:.2f} | {_code(s.signature)} |\n"
             for s in scores
         )
         parts.append(
-            f"## Scores\n\nBy t2t_flax's own search.{before}\n\n| data | score | value |"
-            " signature |\n|---|---|---|---|\n" + rows.rstrip()
+            f"## Scores\n\nScores of this checkpoint by t2t_flax.{before}\n\n| data | search |"
+            " score | value | signature |\n|---|---|---|---|---|\n" + rows.rstrip()
         )
     parts.append(
         f"## Model\n\n{m.num_encoder_layers} encoder and {m.num_decoder_layers} decoder layers,"

@@ -114,6 +114,7 @@ def test_model_card_has_scores_and_licence(workdir, tmp_path):
             "nll": 1.0,
         },
         "checkpoint": {"averaged": [2]},
+        "config": json.loads((workdir / "config.json").read_text()),
     }
     run = tmp_path / "run"
     shutil.copytree(workdir, run, ignore=shutil.ignore_patterns("eval"))
@@ -132,15 +133,25 @@ def test_model_card_has_scores_and_licence(workdir, tmp_path):
         "scores": {"sacrebleu": {"score": 30.0}},
     }
     (run / "eval" / "test-2-of-two.json").write_text(json.dumps(together))
+    for name, keys in (
+        ("greedy", {"strategy": "greedy"}),
+        ("beam", {"strategy": "beam", "beam_size": 8, "alpha": 0.9}),
+    ):
+        decode = record["config"]["decode"] | keys
+        other = record | {"config": record["config"] | {"decode": decode}}
+        (run / "eval" / f"test-2-{name}.json").write_text(json.dumps(other))
     folder = export(run, tmp_path, "--format=safetensors", "--license=cc-by-4.0")
     card = hf.ModelCard.load(folder / "README.md")
     assert card.data.license == "cc-by-4.0" and card.data.language == ["en", "de"]
     assert card.data.pipeline_tag == "translation"
     assert "30.00" not in card.content, "the score of two models together"
     assert "/home/" not in card.content and "toy:train:300 (en-de)" in card.text
-    assert "| test.en,test.de (test, 200 sentences) | chrF | 55.50 |" in card.text
     signature = r"`nrefs:1\|case:mixed\|version:2.5.1`"
-    assert f"| test.en,test.de (test, 200 sentences) | BLEU | 27.46 | {signature} |" in card.text
+    first = "| test.en,test.de (test, 200 sentences) |"
+    rows = [line for line in card.text.splitlines() if line.startswith(first)]
+    searches = ["beam of 8, decode.alpha = 0.9", "beam of 4", "greedy"]
+    scores = [f"BLEU | 27.46 | {signature} |", r"chrF | 55.50 | `nrefs:1\|case:mixed` |"]
+    assert rows == [f"{first} {search} | {score}" for search in searches for score in scores]
     with fake_hub.serve() as (server, address), pytest.MonkeyPatch.context() as patch:
         patch.setattr(hf.constants, "ENDPOINT", address)
         card.validate()
@@ -157,8 +168,9 @@ def test_files_that_are_no_records_are_left_out_with_a_warning(workdir, tmp_path
         "data": data,
         "scores": {"sacrebleu": entry},
         "checkpoint": {"averaged": [2]},
+        "config": json.loads((workdir / "config.json").read_text()),
     }
-    bad = ["{", "[]", "{}", record | {"scores": {"sacrebleu": {}}}, record | {"scores": [1]}, record | {"split": {}},
+    bad = ["{", "[]", "{}", record | {"config": {}}, record | {"scores": {"sacrebleu": {}}}, record | {"scores": [1]}, record | {"split": {}},
            record | {"data": {}}, record | {"scores": {"sacrebleu": entry | {"score": float("nan")}}},
            record | {"scores": {"sacrebleu": entry | {"signature": ["s"]}}}, record | {"checkpoint": None}]  # fmt: skip
     for i, content in enumerate(bad):
@@ -172,7 +184,7 @@ def test_files_that_are_no_records_are_left_out_with_a_warning(workdir, tmp_path
     assert len(warned) == len(bad) and "markup.json" not in caplog.text
     (row,) = [line for line in readme.splitlines() if "| BLEU |" in line]
     assert row == (
-        "| a&#124;b&#96;c&#96; # &#60;img src=x&#62; &#91;d&#93;(http://e) (test, 3 sentences) | BLEU | 1.00 | `s` |"
+        "| a&#124;b&#96;c&#96; # &#60;img src=x&#62; &#91;d&#93;(http://e) (test, 3 sentences) | beam of 4 | BLEU | 1.00 | `s` |"
     )
 
 
