@@ -248,7 +248,7 @@ def load(
     Args:
         workdir: workdir of a run, or the name of a model in another form (`model_forms`).
         step: use the checkpoint of this step.
-        average: use the mean of this many checkpoints, up to `step` or the newest.
+        average: use the mean of this many regular checkpoints, up to `step` or the newest.
         best: use the best checkpoint by eval.metric.
         overrides: decoding keys, such as `{"decode.beam_size": 8}`.
     """

@@ -293,7 +293,8 @@ def add_checkpoint(arguments: argparse.ArgumentParser) -> None:
         type=count(),
         default=0,
         metavar="N",
-        help="mean of the last N checkpoints up to --step (6.1)",
+        help="mean of the last N regular checkpoints up to --step (6.1), without those of a stop or"
+        " an evaluation",
     )
     arguments.add_argument(
         "--best",

@@ -429,8 +429,8 @@ class Checkpoint:
     keep_best: int = mutable_key(1, "best checkpoints kept, by eval.metric", low=0)
     average_last: int = mutable_key(
         0,
-        "number of last checkpoints averaged for the final evaluation; 0 = the last one alone"
-        " (6.1)",
+        "number of last regular checkpoints averaged for the final evaluation (6.1), without those"
+        " of a stop or an evaluation; 0 = the last checkpoint alone",
         low=0,
     )
 

@@ -39,7 +39,8 @@ def run(argv: list[str]) -> int:
         type=arguments.count(),
         default=0,
         metavar="N",
-        help="the last N up to --step (6.1)",
+        help="the last N regular checkpoints up to --step (6.1), without those of a stop or an"
+        " evaluation",
     )
     parser.add_argument(
         "--best", action="store_true", help="the checkpoint with the best eval.metric"

@@ -30,7 +30,7 @@ class FineTuning(Group):
     init_checkpoint: str = key(
         "newest",
         "checkpoint of finetuning.init_from: newest, best, the number of an update, or average:N ="
-        " mean of the last N",
+        " mean of the last N regular ones",
         kind=TEXT,
         when=is_set("finetuning.init_from"),
     )
