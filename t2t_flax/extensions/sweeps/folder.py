@@ -6,7 +6,7 @@ configs/TRIAL.json    resolved config of a trial
 trials/TRIAL/         workdir of a trial, as `train` writes it; complete when it has complete.json
 logs/TRIAL.log        output of all its attempts
 ended/TRIAL.json      why it ended without a result: failed, diverged or pruned
-lost/TRIAL.json       how often it was killed with its worker since it last saved a checkpoint
+starts/TRIAL.json     starts since its last checkpoint, while it trains or after a killed worker
 claims/TRIAL          locked by the process that trains it
 data/                 tokenized corpora, shared by all trials
 optuna.journal        proposals and values of a search (`search`), unless they are in a database
@@ -123,11 +123,11 @@ class Folder:
         """Let workers train a failed or diverged trial again."""
         if self.state(name) in (FAILED, DIVERGED) and (claim := self.claim(name)):
             (self.path / "ended" / f"{name}.json").unlink(missing_ok=True)
-            self._lost(name).unlink(missing_ok=True)
+            self._starts(name).unlink(missing_ok=True)
             claim.release()
 
-    def _lost(self, name: str) -> Path:
-        return self.path / "lost" / f"{name}.json"
+    def _starts(self, name: str) -> Path:
+        return self.path / "starts" / f"{name}.json"
 
     def count_start(self, name: str) -> int:
         """Count a start of a trial until `end_start`; only for the holder of its claim.
@@ -136,14 +136,14 @@ class Folder:
         saved a checkpoint.
         """
         newest = max(list_numbers(self.workdir(name) / "checkpoints"), default=0)
-        stored = _read_json(self._lost(name)) if self._lost(name).exists() else {}
+        stored = _read_json(self._starts(name)) if self._starts(name).exists() else {}
         count = stored["count"] + 1 if stored.get("checkpoint") == newest else 1
-        atomic_write(self._lost(name), json.dumps({"checkpoint": newest, "count": count}) + "\n")
+        atomic_write(self._starts(name), json.dumps({"checkpoint": newest, "count": count}) + "\n")
         return count
 
     def end_start(self, name: str) -> None:
         """Forget the starts of a trial, whose training has ended before this worker."""
-        self._lost(name).unlink(missing_ok=True)
+        self._starts(name).unlink(missing_ok=True)
 
     def claim(self, name: str) -> "Claim | None":
         """Take the exclusive right to train a trial; None if another process has it.
