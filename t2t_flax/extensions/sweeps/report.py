@@ -356,20 +356,21 @@ def _trial_table(
 
 
 def _page(folder: Folder, sweep: dict[str, Any], text: str, plot: str) -> str:
-    """Return the report as one HTML file, with the logs of trials that failed."""
+    """Return the report as one HTML file, with the ends of the logs of failed trials."""
     code = sweep["code"]
     fixed = "".join(f", {key} = {value}" for key, value in sweep["fixed"].items())
     about = (
         f"{len(sweep['trials'])} trials{fixed}; t2t_flax {code['version']}, source {code['digest']}"
     )
     body = [f"<pre>{html.escape(text)}</pre>", plot or "<p>A plot needs scores and matplotlib.</p>"]
+    ends: dict[tuple[str, str], list[str]] = {}  # how trials ended, last line of the log -> trials
     for name in sweep["trials"]:
-        if folder.state(name) in (FAILED, DIVERGED):
-            heading, log = (
-                f"{name}: {folder.state(name)}, {folder.reason(name)}",
-                folder.log_tail(name),
-            )
-            body.append(f"<h3>{html.escape(heading)}</h3><pre>{html.escape(log)}</pre>")
+        if (state := folder.state(name)) in (FAILED, DIVERGED):
+            last = folder.log_tail(name).rpartition("\n")[2]
+            ends.setdefault((f"{state}, {folder.reason(name)}", last), []).append(name)
+    for (end, _), names in ends.items():
+        heading, log = f"{'; '.join(names)}: {end}", folder.log_tail(names[0])
+        body.append(f"<h3>{html.escape(heading)}</h3><pre>{html.escape(log)}</pre>")
     head = f'<meta charset="utf-8"><title>{html.escape(sweep["config"])}</title>'
     return "\n".join(
         [

@@ -37,17 +37,26 @@ class Trial:
 def expand(path: str, fixed: dict[str, str], rows: Sequence[Overrides], seeds: int) -> list[Trial]:
     """Return the trials of all rows, seed by seed within a row.
 
-    Raises UserError for an unknown key, a wrong value, an impossible combination, or two trials of
-    one name.
+    Raises UserError for an unknown key, a wrong value, an impossible combination (each once, with
+    the rows that it concerns), or two trials of one name.
 
     Args:
         path: file or preset of the config.
         fixed: overrides of every trial.
     """
-    pairs = zip(rows, row_names(rows), strict=True)
-    trials = [
-        make_trial(path, fixed, row, name, seed) for row, name in pairs for seed in range(seeds)
-    ]
+    trials: list[Trial] = []
+    refused: dict[str, list[str]] = {}  # error -> rows
+    for overrides, name in zip(rows, row_names(rows), strict=True):
+        try:
+            trials += [make_trial(path, fixed, overrides, name, seed) for seed in range(seeds)]
+        except UserError as error:
+            refused.setdefault(str(error), []).append(name)
+    if refused:
+        lines = (
+            error if len(names) == len(rows) else f"rows {'; '.join(names)}: {error}"
+            for error, names in refused.items()
+        )
+        raise UserError("\n".join(lines))
     first_row: dict[str, str] = {}
     for trial in (t for t in trials if not t.seed):
         row = first_row.setdefault(config_lib.to_json(trial.config), trial.row)
@@ -58,17 +67,14 @@ def expand(path: str, fixed: dict[str, str], rows: Sequence[Overrides], seeds: i
 
 def make_trial(path: str, fixed: dict[str, str], row: Overrides, name: str, seed: int) -> Trial:
     """Return the trial of a row and a seed; see `expand`."""
-    try:
-        overrides = {key: as_text(value) for key, value in row.items() if key != NAME}
-        if repeated := overrides.keys() & fixed.keys():
-            raise UserError(
-                f"{', '.join(repeated)} is varied by the sweep and fixed by --config.KEY=VALUE."
-            )
-        base = config_lib.load_config(path, fixed, overrides)
-        overrides |= _seed_overrides(base, overrides, seed)
-        config = config_lib.load_config(path, fixed, overrides)
-    except UserError as error:
-        raise UserError(f"row {name}: {error}") from None
+    overrides = {key: as_text(value) for key, value in row.items() if key != NAME}
+    if repeated := overrides.keys() & fixed.keys():
+        raise UserError(
+            f"{', '.join(repeated)} is varied by the sweep and fixed by --config.KEY=VALUE."
+        )
+    base = config_lib.load_config(path, fixed, overrides)
+    overrides |= _seed_overrides(base, overrides, seed)
+    config = config_lib.load_config(path, fixed, overrides)
     return Trial(f"{name},seed={seed}", name, seed, overrides, config)
 
 

@@ -36,7 +36,7 @@ _CLAIM_INTERVAL = 1.0
 """Seconds between attempts to claim a trial while other workers hold all of them."""
 _POLL_INTERVAL = 0.2
 """Seconds between checks of a training process."""
-_MOST_LOST = 5
+_MOST_STARTS = 5
 """Maximum starts of a trial that end with their worker, without a checkpoint.
 
 The trial may be what kills it.
@@ -162,6 +162,9 @@ class Worker:
 
     def __post_init__(self):
         self._claiming = threading.Lock()
+        self._failed: dict[
+            str, str
+        ] = {}  # last line of a log -> the first trial that ended with it
 
     def run(self) -> None:
         """Train until every trial has ended or `stop` is set.
@@ -193,7 +196,7 @@ class Worker:
                     claim.release()
             elif open_trials := self.trials.open():
                 if not waiting and resources is self.resources[0]:
-                    self.say(f"waiting for trials of other workers: {', '.join(open_trials)}")
+                    self.say(f"waiting for running trials: {', '.join(open_trials)}")
                 waiting = True
                 self.stop.wait(_CLAIM_INTERVAL)
             else:
@@ -223,8 +226,8 @@ class Worker:
         self.say(f"{name}: {verb}, {resources.description}, log: {folder.log(name)}")
         failures = 0
         while True:
-            if folder.count_start(name) > _MOST_LOST:
-                folder.end(name, FAILED, f"killed with its worker {_MOST_LOST} times")
+            if folder.count_start(name) > _MOST_STARTS:
+                folder.end(name, FAILED, f"killed with its worker {_MOST_STARTS} times")
                 break
             code = self._attempt(name, claim, resources)
             folder.end_start(name)
@@ -246,9 +249,15 @@ class Worker:
         self.trials.end(name)
         state = folder.state(name)
         if state == FAILED:
-            log = "\n".join(f"    {line}" for line in folder.log_tail(name).splitlines())
-            state += f", {folder.reason(name)}. The end of {folder.log(name)}:\n{log}"
+            state += f", {folder.reason(name)}{self._log_end(name)}"
         self.say(f"{name}: {state}")
+
+    def _log_end(self, name: str) -> str:
+        """Return the end of a failed trial's log, or the trial whose log ended like it before."""
+        lines = self.folder.log_tail(name).splitlines()
+        if lines and (first := self._failed.setdefault(lines[-1], name)) != name:
+            return f", as {first}"
+        return "\n    ".join([f". The end of {self.folder.log(name)}:", *lines])
 
     def _attempt(self, name: str, claim: Claim, resources: Resources) -> int:
         """Train until the process ends; return its exit code."""

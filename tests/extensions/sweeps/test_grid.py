@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from helpers.processes import wait_for
-from helpers.refusals import refused
+from helpers.refusals import assert_names, refused
 from stand_in import Grid, diverges, exits, fails, mistaken, ok, until_stopped
 
+from t2t_flax.errors import USER_ERROR
 from t2t_flax.extensions.sweeps.folder import Folder, read_sweep
 from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.extensions.sweeps.worker import count_states, has_result, training_command
@@ -43,6 +44,27 @@ def test_end_of_a_trial(grid, behaviour, state, starts):
         sweep.work(retries=2)
         assert sweep.states() == [state, "complete"] and sweep.starts() == [starts, 1]
     assert has_result(count_states(sweep.folder, sweep.names)) == (state != "failed")
+
+
+def test_the_same_refusal_is_shown_once(grid):
+    """Other trials that it ends name the first one."""
+
+    def refused_for(key):
+        def steps(training):
+            log = training.workdir.parents[1] / "logs" / f"{training.workdir.name}.log"
+            log.parent.mkdir(exist_ok=True)
+            log.write_text(f"{training.workdir.name} starts\nt2t_flax train: {key} is refused\n")
+            yield USER_ERROR
+
+        return steps
+
+    sweep = grid(
+        {"one": refused_for("a.b"), "two": refused_for("a.b"), "other": refused_for("c.d")}
+    )
+    sweep.work()
+    ends = [message for message in sweep.messages if ": failed" in message]
+    assert [message.count("is refused") for message in ends] == [1, 0, 1]
+    assert_names(ends[1], "two,seed=0", "one,seed=0")
 
 
 def test_failed_trials_are_reopened(grid):

@@ -126,8 +126,8 @@ def test_seed_is_added_to_the_seeds_of_the_config():
 
 @pytest.mark.parametrize("rows, fixed, seeds, name", [
     (over("model.dropoutt", [1]), {}, 1, "model.dropoutt"),
-    (over("model.dropout", ["much"]), {}, 1, "row dropout=much"),
-    (over("model.num_heads", [3]), {}, 1, "row num_heads=3"),
+    (over("model.dropout", ["much"]), {}, 1, "model.dropout"),
+    (over("model.num_heads", [3]), {}, 1, "model.num_heads"),
     (over("model.dropout", [0.1, 0.1]), {}, 1, "dropout=0.1"),
     (over("model.dropout", ["0.1", "0.10"]), {}, 1, "dropout=0.10"),
     ([{"name": 3}], {}, 1, "row 0"),

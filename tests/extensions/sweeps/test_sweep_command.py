@@ -72,6 +72,20 @@ def test_invalid_flags_are_refused(tmp_path, arguments, names):
     assert not (tmp_path / "s").exists()
 
 
+def test_a_refusal_is_shown_once_with_its_rows(tmp_path):
+    command = [
+        "sweep",
+        f"--config={TOY}",
+        f"--workdir={tmp_path}/s",
+        "--set",
+        "model.num_heads=3,2",
+    ]
+    command += ["--set", "model.dropout=0.1,0.2"]
+    refused_command(command, "num_heads=3,dropout=0.1;", "num_heads=3,dropout=0.2:")
+    of_all_rows = refused_command([*command, "--config.model.dropuot=1"], "model.dropuot")
+    assert "num_heads" not in of_all_rows
+
+
 @pytest.mark.parametrize("text, names", [
     ("x = 1", ["get_sweep"]), ("def get_sweep():\n  return 3", ["s.py", "int"]), ("def get_sweep(:", ["line 1"]),
     ("def get_sweep():\n  return int('x')", ["line 2"]), (f"{IMPORTS}Sweep([over('model.dropout', [0.1])], config='toy')", ["row 0"]),
