@@ -92,9 +92,9 @@ def with_checkpoint(setup: TrainingSetup, text: str) -> TrainingSetup:
 @pytest.mark.parametrize(
     ("text", "choice", "reported"),
     [
-        ("newest", dict(step=4), "update 4"),
-        ("best", dict(step=2), "update 2"),
-        ("3", dict(step=3), "update 3"),
+        ("newest", dict(step=4), "step 4"),
+        ("best", dict(step=2), "step 2"),
+        ("3", dict(step=3), "step 3"),
         ("average:2", dict(average=2), "4, 3"),
     ],
 )
