@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from etils import epath
 
 from t2t_flax.config import Config
@@ -144,11 +143,6 @@ class DamagedCheckpoint(UserError):
         self.reason = reason
 
 
-def _not_copied(x: Any) -> Any:
-    """Return a NumPy array as one of JAX in the same memory, which Orbax copies less often."""
-    return jax.device_put(x, may_alias=True) if isinstance(x, np.ndarray) else x
-
-
 class Checkpoints:
     """Checkpoints in a folder.
 
@@ -230,10 +224,7 @@ class Checkpoints:
         }
         if metric is not None:
             meta["metric"] = metric
-        items = {
-            name: ocp.args.StandardSave(jax.tree.map(_not_copied, tree))
-            for name, tree in trees.items()
-        }
+        items = {name: ocp.args.PyTreeSave(tree) for name, tree in trees.items()}
         self.wait()
         # Orbax's own barriers wait five minutes; process 0 may still be deleting old checkpoints.
         self.group.barrier("the save before has ended", _SAVE_TIMEOUT)
@@ -256,7 +247,10 @@ class Checkpoints:
                 active_processes=all_processes
             )
         )
-        arrays = {name: ocp.StandardCheckpointHandler(**of_all) for name in _ITEMS}
+        # Weights hardly compress: it would take time and memory for a fifteenth of the size.
+        arrays = {
+            name: ocp.PyTreeCheckpointHandler(use_compression=False, **of_all) for name in _ITEMS
+        }
         handler = ocp.CompositeCheckpointHandler(
             composite_options=ocp.CompositeOptions(**of_all),
             meta=ocp.JsonCheckpointHandler(**of_all),

@@ -44,16 +44,23 @@ def checksums(tree: PyTree) -> dict[str, int]:
     """
     with_paths = jax.tree.leaves_with_path(tree)
     leaves = [leaf for _, leaf in with_paths]
-    on_host = all(isinstance(x, np.ndarray) for x in leaves)
     here = all(isinstance(x, np.ndarray) or x.is_fully_addressable for x in leaves)
-    # A program would copy arrays of the host.
-    if on_host or here and sum(x.size for x in leaves) <= _SMALL:
+    # A program would copy arrays of the host, all at once.
+    if all(map(_on_host, leaves)) or here and sum(x.size for x in leaves) <= _SMALL:
         values = [_checksum_on_host(x) for x in jax.device_get(leaves)]
     else:
         values = jax.device_get(_checksums(leaves))
     return {
         jax.tree_util.keystr(path): int(x) for (path, _), x in zip(with_paths, values, strict=True)
     }
+
+
+def _on_host(x: np.ndarray | jax.Array) -> bool:
+    """Whether NumPy reads the array without a copy."""
+    if isinstance(x, np.ndarray):
+        return True
+    devices = x.sharding.device_set
+    return len(devices) == 1 and all(device.platform == "cpu" for device in devices)
 
 
 @jax.jit

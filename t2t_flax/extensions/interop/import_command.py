@@ -58,6 +58,7 @@ def run(argv: list[str]) -> int:
     from t2t_flax.config.overrides import check_same_model
     from t2t_flax.extensions.interop.hub import is_hub, pull
     from t2t_flax.extensions.interop.import_model import read_model
+    from t2t_flax.extensions.interop.imported import move_to_jax
     from t2t_flax.extensions.shared.parameters_run import write_params_run
     from t2t_flax.training.checksums import array_shapes, shape_differences
     from t2t_flax.training.train_state import count_params, make_model, parameter_shapes
@@ -77,6 +78,7 @@ def run(argv: list[str]) -> int:
             f"{args.source} does not hold the parameters of its config and tokenizer: {differ}."
         )
     origin = {"step": model.step, "imported": model.kind}
+    move_to_jax(model.params)
     write_params_run(
         args.workdir,
         config,

@@ -4,12 +4,14 @@ The tools track arrays by name, each used once, and turn a vocabulary into our n
 """
 
 import dataclasses
+import gc
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from t2t_flax.config import Config, Data, Model, resolve
@@ -22,6 +24,7 @@ from t2t_flax.extensions.interop.safetensors_file import check_finite
 from t2t_flax.extensions.shared.directions import SEVERAL
 from t2t_flax.language import Language
 
+_LARGE = 2**26  # bytes
 IMPROBABLE = -100.0
 """Bias of a token that the other program never predicts.
 
@@ -46,6 +49,20 @@ class ImportedModel:
     tokenizers: TokenizerPair
     notes: tuple[str, ...] = ()
     step: int = 0
+
+
+def move_to_jax(tree: dict[str, Any]) -> None:
+    """Replace the NumPy arrays of a tree of dicts by JAX arrays, one after the other.
+
+    Memory holds each array once, where one call for the tree would hold all twice.
+    """
+    for name in tree:
+        if isinstance(tree[name], dict):
+            move_to_jax(tree[name])
+            continue
+        tree[name] = jax.block_until_ready(jax.device_put(tree[name]))
+        if tree[name].nbytes > _LARGE:
+            gc.collect()  # until then JAX holds the NumPy array, too
 
 
 def import_config(

@@ -18,6 +18,7 @@ from t2t_flax.extensions.interop.imported import (
     NamedArrays,
     Vocabulary,
     import_config,
+    move_to_jax,
     renumbered,
 )
 from t2t_flax.extensions.interop.json_settings import read_json
@@ -72,6 +73,7 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
         if separate:
             arrays.ignore("model.shared.weight")
     params, keys = marian_import.tables(arrays, config, model, (vocabulary, vocabulary))
+    move_to_jax(params)  # before the layers are read
     params |= marian_import.layers(arrays, model)
     for stack in ("encoder", "decoder"):
         params[f"{stack}_norm"] = MARIAN.read_norm(arrays, f"model.{stack}.layer_norm", model)

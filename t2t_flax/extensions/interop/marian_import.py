@@ -381,9 +381,8 @@ def tables(
     sizes = {"source": source.count, "target": target.count, "output": target.count}
     found: dict[str, np.ndarray] = {}
     for sides in same:
-        known = [name for side in sides for name in names[side] if name in arrays] or [
-            names[sides[0]][-1]
-        ]
+        named = dict.fromkeys(name for side in sides for name in names[side])
+        known = [name for name in named if name in arrays] or [names[sides[0]][-1]]
         table = arrays.take(known[0], sizes[sides[0]], d_model)
         for name in known[1:]:
             if not np.array_equal(arrays.take(name, *table.shape), table):
