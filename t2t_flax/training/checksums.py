@@ -59,7 +59,7 @@ def _on_host(x: np.ndarray | jax.Array) -> bool:
     """Whether NumPy reads the array without a copy."""
     if isinstance(x, np.ndarray):
         return True
-    devices = x.sharding.device_set
+    devices = x.devices()
     return len(devices) == 1 and all(device.platform == "cpu" for device in devices)
 
 

@@ -1,9 +1,17 @@
 """`import`: turn another program's trained model into a run."""
 
+import argparse
 import shlex
 
 from t2t_flax.cli import arguments
 from t2t_flax.errors import OK, UserError
+
+
+def _new_language(text: str) -> tuple[str, str]:
+    code, equals, like = text.partition("=")
+    if not (code and equals and like):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NEW=LIKE, as in ces_Latn=slk_Latn")
+    return code, like
 
 
 def run(argv: list[str]) -> int:
@@ -38,6 +46,15 @@ def run(argv: list[str]) -> int:
         "--target-language", default="", metavar="CODE", help="if the folder does not say it"
     )
     parser.add_argument(
+        "--new-language",
+        action="append",
+        default=[],
+        type=_new_language,
+        metavar="CODE=CODE",
+        help="language that M2M-100 or NLLB lacks = the one whose embedding it starts from; may be"
+        " repeated",
+    )
+    parser.add_argument(
         "--num-heads",
         type=arguments.count(1),
         default=0,
@@ -67,7 +84,12 @@ def run(argv: list[str]) -> int:
     refuse_existing(args.workdir, "--workdir")
     languages = args.source_language, args.target_language
     source = pull(args.source) if is_hub(args.source) else args.source
-    model = read_model(source, num_heads=args.num_heads, languages=languages)
+    model = read_model(
+        source,
+        num_heads=args.num_heads,
+        languages=languages,
+        new_languages=dict(args.new_language),
+    )
     config = config_lib.resolve(
         config_lib.override(config_lib.to_config_dict(model.config), overrides)
     )

@@ -3,8 +3,10 @@
 It recognizes them by their files.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from etils import epath
 
@@ -26,7 +28,11 @@ EXPECTED = (
 
 
 def read_model(
-    path: str | Path, *, num_heads: int = 0, languages: tuple[str, str] = ("", "")
+    path: str | Path,
+    *,
+    num_heads: int = 0,
+    languages: tuple[str, str] = ("", ""),
+    new_languages: Mapping[str, str] = MappingProxyType({}),
 ) -> ImportedModel:
     """Read the model in a folder, or the one whose file of weights is named.
 
@@ -36,12 +42,16 @@ def read_model(
     Args:
         num_heads: number of heads if the files do not say it, else 0.
         languages: source and target code if the files do not say them, else "".
+        new_languages: as in `m2m100_import.read`; other models take none.
     """
     path = Path(path)
     if not path.exists():
         raise UserError(f"--from={path}: there is no such file or folder.")
     reader, weights = _reader(path)
-    return reader(weights, num_heads=num_heads, languages=languages)
+    more: dict[str, Any] = {"new_languages": new_languages} if new_languages else {}
+    if more and reader is not m2m100_import.read:
+        raise UserError(f"--new-language is for models of M2M-100 and NLLB, not {path}.")
+    return reader(weights, num_heads=num_heads, languages=languages, **more)
 
 
 def _reader(path: Path) -> tuple[Callable[..., ImportedModel], Path]:

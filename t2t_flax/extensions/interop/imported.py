@@ -247,15 +247,17 @@ class Vocabulary:
     Args:
         tokens: token of each of our ids.
         rows: row of each id in the file's tables; -1 if it has none.
+        of_file: number of rows in the file's tables; 0 = the ids have them all.
     """
 
     tokens: list[str]
     rows: np.ndarray
+    of_file: int = 0
 
     @property
     def count(self) -> int:
         """Number of rows of the file's tables."""
-        return int(np.sum(self.rows >= 0))
+        return self.of_file or int(np.sum(self.rows >= 0))
 
     def take(self, table: np.ndarray, multiple: int = 1) -> np.ndarray:
         """Return the rows of `table` in the order of our ids.

@@ -4,9 +4,15 @@ It reads config.json, the weights, and a SentencePiece model or tokenizer.json. 
 the sub-layers, and positions are fairseq's sinusoids.
 """
 
+import difflib
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from t2t_flax.config import Model
 from t2t_flax.config.data_keys import EOS, PAD, UNK
@@ -51,19 +57,36 @@ _DEFAULTS = {
     "decoder_start_token_id": 2,
 }  # fmt: skip
 """Values of the class in transformers; config.json may leave them out."""
-_TOKENIZER_TYPES = {"src_lang": str, "legacy_behaviour": bool, "language_codes": str}
+_ADDED = "added_tokens_decoder"
+"""Key of tokenizer_config.json: languages and others by their ids."""
+_TOKENIZER_TYPES = {
+    "src_lang": str, "legacy_behaviour": bool, "language_codes": str, _ADDED: dict,
+}  # fmt: skip
+_SPECIAL = {
+    "special": True, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False,
+}  # fmt: skip
 
 
-def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> ImportedModel:
+def read(
+    weights: Path,
+    *,
+    num_heads: int,
+    languages: tuple[str, str],
+    new_languages: Mapping[str, str] = MappingProxyType({}),
+) -> ImportedModel:
     """Read the model whose weights are in a file, or in the shards that an index file lists.
 
-    Raises UserError as `marian_import.read`.
+    Raises UserError as `marian_import.read`, and for a new language that the model has or that
+    names one that it lacks.
+
+    Args:
+        new_languages: codes to add, each with the language whose rows its token starts from.
     """
     folder = weights.parent
     config, generation = marian_import.read_settings(
         folder, num_heads, fixed={}, defaults=_DEFAULTS
     )
-    tokenizer, vocabulary = _tokenizer(folder, config)
+    tokenizer, vocabulary = _tokenizer(folder, config, new_languages)
     arrays = NamedArrays(weights, marian_import.read_arrays(weights), _EXPECTED)
     model = marian_import.model_of(folder, config, norm_placement="pre", pad_vocab_to_multiple=128)
     _check_positions(arrays, model)
@@ -108,7 +131,9 @@ def _check_positions(arrays: NamedArrays, model: Model) -> None:
                 raise UserError(f"{arrays.path}: {name} does not hold fairseq's sinusoids.")
 
 
-def _tokenizer(folder: Path, config: dict[str, Any]) -> tuple[M2M100Tokenizer, Vocabulary]:
+def _tokenizer(
+    folder: Path, config: dict[str, Any], new_languages: Mapping[str, str]
+) -> tuple[M2M100Tokenizer, Vocabulary]:
     """Return the tokenizer, and its vocabulary with the rows of the model's tables."""
     path = folder / "tokenizer_config.json"
     settings = read_json(path, _TOKENIZER_TYPES) if path.exists() else {}
@@ -124,19 +149,39 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> tuple[M2M100Tokenizer, V
     rows = config["vocab_size"]
     if len(tokens) > rows:
         raise UserError(f"{path} has {len(tokens)} tokens, but {folder / 'config.json'} {rows}.")
-    # Rows that pad the tables are tokens of the other program, too.
-    names = (name for n in range(rows) if (name := f"madeupword{n}") not in tokens)
-    padding = [next(names) for _ in range(rows - len(tokens))]
     languages = {
         match[1] or match[2]: token for token in tokens if (match := _CODE.fullmatch(token))
     }
     if not languages:
         raise UserError(f"{path}: the vocabulary has no tokens of languages, such as eng_Latn.")
+    # A new token has the row of another language: the first ids after the tokens of the file.
+    new = {
+        _new_token(code, like, languages): tokens.index(languages[like])
+        for code, like in new_languages.items()
+    }
+    if new:
+        first, known = tokens.index(next(iter(languages.values()))), len(tokens)
+        tokens += new
+        languages |= dict(zip(new_languages, new, strict=True))
+        entries = {i: {"content": tokens[i], **_SPECIAL} for i in range(first, len(tokens))}
+        if "json" in kind:
+            content = read_json(path)
+            content["added_tokens"] += [{"id": i, **entries[i]} for i in range(known, len(tokens))]
+            kind["json"] = json.dumps(content, ensure_ascii=False)
+        else:
+            settings[_ADDED] = {str(i): entry for i, entry in entries.items()}
+    # Rows that pad the tables are tokens of the other program, too.
+    names = (name for n in range(rows) if (name := f"madeupword{n}") not in tokens)
+    padding = [next(names) for _ in range(rows - len(tokens))]
     special = {PAD: _FIRST[1], EOS: _FIRST[2], UNK: _FIRST[3]}
     for token, key in ((special[PAD], "pad_token_id"), (special[EOS], "eos_token_id")):
         if [*tokens, *padding].index(token) != config[key]:
             raise UserError(f"{folder / 'config.json'}: {key} = {config[key]} is not {token}.")
     vocabulary = renumbered([*tokens, *padding], special, path)
+    copied = [
+        new.get(token, row) for token, row in zip(vocabulary.tokens, vocabulary.rows, strict=True)
+    ]
+    vocabulary = Vocabulary(vocabulary.tokens, np.array(copied), of_file=rows)
     without_text = [t for t in tokens if t in ("<s>", "<mask>")] + padding
     try:
         tokenizer = M2M100Tokenizer.of(
@@ -156,6 +201,20 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> tuple[M2M100Tokenizer, V
     return tokenizer, vocabulary
 
 
+def _new_token(code: str, like: str, languages: Mapping[str, str]) -> str:
+    """Return the token of a new language, in the form of the token of another one."""
+    flag = f"--new-language={code}={like}"
+    if like not in languages:
+        near = ", ".join(difflib.get_close_matches(like, languages, cutoff=0.0))
+        raise UserError(f"{flag}: the model has no language {like!r}; near: {near}.")
+    if code in languages:
+        raise UserError(f"{flag}: the model has {code} already.")
+    token = languages[like].replace(like, code)
+    if not _CODE.fullmatch(token):
+        raise UserError(f"{flag}: {code!r} is not a code in the form of {like!r}.")
+    return token
+
+
 def _sentencepiece_tokens(folder: Path, settings: dict[str, Any]) -> list[str]:
     """Return the tokens in fairseq's order.
 
@@ -168,14 +227,18 @@ def _sentencepiece_tokens(folder: Path, settings: dict[str, Any]) -> list[str]:
         model = SentencePieceProcessor(model_proto=(folder / SENTENCEPIECE).read_bytes())
     except RuntimeError:
         raise UserError(f"{folder / SENTENCEPIECE} is not a SentencePiece model.") from None
-    languages = _language_tokens(folder, settings)
-    if not (folder / "vocab.json").is_file():
-        pieces = [model.id_to_piece(i) for i in range(3, len(model))]
-        return [*_FIRST, *pieces, *languages, "<mask>"]
-    ids = read_json(folder / "vocab.json")
-    if sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str):
-        raise UserError(f"{folder / 'vocab.json'} does not number its pieces 0, 1, 2, ...")
-    return [*sorted(ids, key=ids.__getitem__), *languages]
+    numbered = (folder / "vocab.json").is_file()
+    tokens = [*_FIRST, *(model.id_to_piece(i) for i in range(3, len(model)))]
+    if numbered:
+        ids = read_json(folder / "vocab.json")
+        if sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str):
+            raise UserError(f"{folder / 'vocab.json'} does not number its pieces 0, 1, 2, ...")
+        tokens = sorted(ids, key=ids.__getitem__)
+    if str(len(tokens)) not in settings.get(_ADDED, {}):
+        return [*tokens, *_language_tokens(folder, settings), *([] if numbered else ["<mask>"])]
+    while isinstance(entry := settings[_ADDED].get(str(len(tokens))), dict):
+        tokens.append(str(entry.get("content")))
+    return tokens
 
 
 def _language_tokens(folder: Path, settings: dict[str, Any]) -> list[str]:

@@ -275,6 +275,53 @@ def test_a_sentencepiece_model_gives_the_ids_of_its_fast_form(tmp_path):
         assert plain.decode(kept) == fast.decode(kept)
 
 
+@pytest.mark.parametrize(
+    "write, rows, new, like",
+    [
+        (m2m100.write_nllb_fast, 159, "slk_Latn", "ces_Latn"),
+        (m2m100.write_nllb_sentencepiece, 159, "slk_Latn", "ces_Latn"),
+        (m2m100.write_nllb_fast, 170, "slk_Latn", "ces_Latn"),  # rows of padding
+        (m2m100.write_m2m100, 264, "xx", "cs"),
+    ],
+)
+def test_a_new_language_starts_as_another(write, rows, new, like, tmp_path):
+    """It translates like the other one; exports keep its token and its row."""
+    (folder := tmp_path / "model").mkdir()
+    write(folder)
+    m2m100.make_model(folder, vocab_size=rows)
+    words = ["import", f"--from={folder}", f"--workdir={tmp_path / 'run'}"]
+    assert main([*words, f"--new-language={new}={like}"]) == 0
+    run = t2t_flax.load(tmp_path / "run", overrides={"decode.strategy": "greedy"})
+    own = "eng_Latn" if "_" in new else "en"
+    texts = [
+        [t.text for t in run.translate([tagged(line, own, into) for line in LINES[:8]])]
+        for into in (new, like)
+    ]
+    assert texts[0] == texts[1] and any(texts[0])
+    assert (
+        main(
+            [
+                "export",
+                f"--workdir={tmp_path / 'run'}",
+                "--format=huggingface",
+                f"--output={tmp_path / 'hf'}",
+            ]
+        )
+        == 0
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    tokens = run.tokenizers.source.languages
+    ids = tokenizer.convert_tokens_to_ids([tokens[new], tokens[like]])
+    assert len(set(ids)) == 2 and tokenizer.unk_token_id not in ids
+    table = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf").model.shared.weight
+    assert torch.equal(table[ids[0]], table[ids[1]])
+    again = read_model(tmp_path / "hf").tokenizers.source
+    assert again.control_symbols == run.tokenizers.source.control_symbols
+    for text in (f"{new}={new}", f"{like}={like}", f"a-b={like}", new):
+        argv = [*words[:2], f"--workdir={tmp_path / 'no'}", f"--new-language={text}"]
+        refused_command(argv, "--new-language")
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_all_files_of_weights_hold_the_same_model(tmp_path, tied):
     m2m100.write_nllb_fast(tmp_path)
