@@ -361,6 +361,11 @@ def test_all_files_of_weights_hold_the_same_model(tmp_path, tied):
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     with refused("pytorch_model.bin.index.json", "weight_map"):
         read_model(tmp_path)
+    (tmp_path / "pytorch_model.bin.index.json").unlink()
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    for path, x in flatten(read_model(tmp_path).params).items():
+        rounded = torch.tensor(np.array(expected[path])).to(torch.bfloat16).float()
+        np.testing.assert_array_equal(x, rounded, err_msg=path)
 
 
 @pytest.fixture(scope="module")
