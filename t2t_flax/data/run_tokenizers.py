@@ -1,5 +1,6 @@
 """Tokenizers of a run: given or trained, and checked against its config and text."""
 
+import difflib
 import hashlib
 import itertools
 import json
@@ -80,8 +81,10 @@ def _check_symbols(tokenizer: Tokenizer, symbols: Mapping[str, str]) -> None:
     """Raise UserError if the tokenizer lacks a symbol, which it would spell as text."""
     for symbol, key in symbols.items():
         if symbol not in tokenizer.control_symbols:
+            near = ", ".join(difflib.get_close_matches(symbol, tokenizer.control_symbols))
             raise UserError(
-                f"config.{key}: the source tokenizer has no control symbol {symbol}. A tokenizer"
+                f"config.{key}: the source tokenizer has no control symbol {symbol}"
+                f"{near and f' (near: {near})'}. A tokenizer"
                 " that a run trains has it; one in config.data.tokenizer_model must be a"
                 f" SentencePiece model trained with --control_symbols={','.join(symbols)}, and that"
                 " of another run must have been made for them."

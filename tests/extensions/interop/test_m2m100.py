@@ -241,6 +241,10 @@ def test_fine_tuning_starts_from_the_imported_model(imported, keys, tmp_path, ca
         )
     ]  # fmt: skip
     tuned = tmp_path / "tuned"
+    if not keys:
+        other = flags[1].replace("deu_Latn", "deu_Grek")
+        argv = ["train", "--config=configs/finetune.py", f"--workdir={tuned}", flags[0], other]
+        refused_command(argv, "<2deu_Grek>", "<2deu_Latn>")
     assert main(["train", "--config=configs/finetune.py", f"--workdir={tuned}", *flags]) == 0
     losses = [
         line["valid_nll"]
