@@ -3,7 +3,7 @@
     python -m t2t_flax sweep --sweep=configs/sweeps/text.py --workdir=sweeps/text --parallel=2 \\
         --config.data.train=train.en,train.de --config.data.valid=valid.en,valid.de
 
-Rows are ranked by BLEU of the validation set. docs/experiments.md has the results on captions.
+Rows are ranked by BLEU of the validation set. docs/experiments.md has results on captions.
 """
 
 from t2t_flax.extensions.sweeps.space import Sweep, concat, named

@@ -19,6 +19,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import (
     ctranslate2_export,
     m2m100_export,
+    m2m100_import,
     marian_export,
     safetensors_file,
 )
@@ -267,7 +268,9 @@ def _huggingface(tokenizers: TokenizerPair, config: Config) -> str:
 
 def _two_languages(tokenizer: M2M100Tokenizer, config: Config) -> tuple[str, str]:
     """Return a source and another language for an example."""
-    codes = list(tokenizer.languages)
+    # transformers knows M2M-100's own codes alone.
+    listed = m2m100_import.LISTS.get(tokenizer.settings.get("language_codes", ""))
+    codes = listed.split() if listed else list(tokenizer.languages)
     source = config.data.source_language if config.data.source_language in codes else codes[0]
     return source, next((code for code in codes if code != source), source)
 

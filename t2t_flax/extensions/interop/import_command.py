@@ -8,10 +8,10 @@ from t2t_flax.errors import OK, UserError
 
 
 def _new_language(text: str) -> tuple[str, str]:
-    code, equals, like = text.partition("=")
-    if not (code and equals and like):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected NEW=LIKE, as in ces_Latn=slk_Latn")
-    return code, like
+    new, equals, like = text.partition("=")
+    if not (new and equals and like):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NEW=LIKE, as in hsb_Latn=ces_Latn")
+    return new, like
 
 
 def run(argv: list[str]) -> int:
@@ -50,9 +50,9 @@ def run(argv: list[str]) -> int:
         action="append",
         default=[],
         type=_new_language,
-        metavar="CODE=CODE",
-        help="language that M2M-100 or NLLB lacks = the one whose embedding it starts from; may be"
-        " repeated",
+        metavar="NEW=LIKE",
+        help="add the language NEW to M2M-100 or NLLB; its token starts with the embedding of LIKE;"
+        " may be repeated",
     )
     parser.add_argument(
         "--num-heads",
@@ -82,6 +82,9 @@ def run(argv: list[str]) -> int:
 
     check_writable(args.workdir, "give a new folder as --workdir")
     refuse_existing(args.workdir, "--workdir")
+    new = [code for code, _ in args.new_language]
+    if repeated := next((code for code in new if new.count(code) > 1), ""):
+        raise UserError(f"--new-language: {repeated} is named twice.")
     languages = args.source_language, args.target_language
     source = pull(args.source) if is_hub(args.source) else args.source
     model = read_model(

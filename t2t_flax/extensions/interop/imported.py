@@ -38,7 +38,7 @@ class ImportedModel:
 
     Args:
         kind: program it comes from.
-        params: a tree of float32 arrays.
+        params: a tree of float32 arrays of NumPy or JAX.
         notes: parts that were not imported.
         step: updates of its training, if known.
     """

@@ -38,7 +38,7 @@ _EXPECTED = "M2M-100's encoder and decoder"
 _FIRST = ("<s>", "<pad>", "</s>", "<unk>")
 """fairseq's tokens 0 to 3."""
 _CODE = re.compile(r"__([a-z]{2,3})__|([a-z]{3}_[A-Z][a-z]{3})")
-_CODES = {
+LISTS = {
     "m2m100": (
         "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl"
         " gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml"
@@ -166,7 +166,8 @@ def _tokenizer(
         entries = {i: {"content": tokens[i], **_SPECIAL} for i in range(first, len(tokens))}
         if "json" in kind:
             content = read_json(path)
-            content["added_tokens"] += [{"id": i, **entries[i]} for i in range(known, len(tokens))]
+            added = [{"id": i, **entries[i]} for i in range(known, len(tokens))]
+            content["added_tokens"] = [*(content.get("added_tokens") or []), *added]
             kind["json"] = json.dumps(content, ensure_ascii=False)
         else:
             settings[_ADDED] = {str(i): entry for i, entry in entries.items()}
@@ -210,16 +211,18 @@ def _new_token(code: str, like: str, languages: Mapping[str, str]) -> str:
     if code in languages:
         raise UserError(f"{flag}: the model has {code} already.")
     token = languages[like].replace(like, code)
-    if not _CODE.fullmatch(token):
+    match = _CODE.fullmatch(token)
+    if not match or code not in match.groups():
         raise UserError(f"{flag}: {code!r} is not a code in the form of {like!r}.")
     return token
 
 
 def _sentencepiece_tokens(folder: Path, settings: dict[str, Any]) -> list[str]:
-    """Return the tokens in fairseq's order.
+    """Return the tokens by their ids.
 
-    These are its own four, the pieces (from vocab.json, if there is one), the languages, and
-    <mask> if there is no vocab.json.
+    These are fairseq's own four and the pieces, or those of vocab.json if there is one; then the
+    tokens that `added_tokens_decoder` has for the next ids, or else the languages, and <mask> if
+    there is no vocab.json.
     """
     from sentencepiece import SentencePieceProcessor
 
@@ -227,16 +230,17 @@ def _sentencepiece_tokens(folder: Path, settings: dict[str, Any]) -> list[str]:
         model = SentencePieceProcessor(model_proto=(folder / SENTENCEPIECE).read_bytes())
     except RuntimeError:
         raise UserError(f"{folder / SENTENCEPIECE} is not a SentencePiece model.") from None
-    numbered = (folder / "vocab.json").is_file()
-    tokens = [*_FIRST, *(model.id_to_piece(i) for i in range(3, len(model)))]
-    if numbered:
+    if numbered := (folder / "vocab.json").is_file():
         ids = read_json(folder / "vocab.json")
         if sorted(ids.values(), key=str) != sorted(range(len(ids)), key=str):
             raise UserError(f"{folder / 'vocab.json'} does not number its pieces 0, 1, 2, ...")
         tokens = sorted(ids, key=ids.__getitem__)
-    if str(len(tokens)) not in settings.get(_ADDED, {}):
+    else:
+        tokens = [*_FIRST, *(model.id_to_piece(i) for i in range(3, len(model)))]
+    added = settings.get(_ADDED) or {}
+    if str(len(tokens)) not in added:
         return [*tokens, *_language_tokens(folder, settings), *([] if numbered else ["<mask>"])]
-    while isinstance(entry := settings[_ADDED].get(str(len(tokens))), dict):
+    while isinstance(entry := added.get(str(len(tokens))), dict):
         tokens.append(str(entry.get("content")))
     return tokens
 
@@ -252,7 +256,7 @@ def _language_tokens(folder: Path, settings: dict[str, Any]) -> list[str]:
             tokens = [one["content"] if isinstance(one, dict) else one for one in entries]
             if found := [token for token in tokens if _CODE.fullmatch(str(token))]:
                 return found
-    codes = _CODES.get(settings.get("language_codes", ""), "")
+    codes = LISTS.get(settings.get("language_codes", ""), "")
     return [f"__{code}__" for code in codes.split()]
 
 

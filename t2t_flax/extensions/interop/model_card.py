@@ -83,7 +83,7 @@ def scores_of_record(record: dict[str, Any], config: Config) -> list[Score]:
 def _search(scored: Config, exported: Config) -> str:
     """Return the search of a scored config, and where else it differs from the exported one."""
     decode = scored.decode
-    named = {"decode.strategy", "decode.beam_size"}
+    named = {"decode.strategy", *(["decode.beam_size"] if decode.strategy == "beam" else [])}
     differing = [
         f"{name} = {_file_names(str(scored.value(name)))}"
         for name in keys_that_change(TRANSLATIONS)

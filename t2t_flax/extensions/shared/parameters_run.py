@@ -31,7 +31,7 @@ def write_params_run(
     It is written whole or not at all. Raises UserError if the folder exists, or the disk is full.
 
     Args:
-        params: a tree of float32 arrays.
+        params: a tree of float32 JAX arrays.
         origin: the checkpoint's `step`, and further metadata on the origin of the parameters.
         flag, command: for messages and the lock.
     """

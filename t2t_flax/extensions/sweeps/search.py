@@ -110,10 +110,8 @@ class SearchTrials:
                         self._folder.write_config(trial)
                         proposal.set_user_attr(_NAME, trial.name)
                         return True
-                except (
-                    UserError
-                ) as error:  # invalid combination, such as heads that do not divide d_model
-                    reason = error
+                except UserError as error:  # such as heads that do not divide d_model
+                    reason = f"{_row_name(proposal)}: {error}"
                 self._study.tell(proposal, state=states.FAIL)
                 if repeated:
                     self._study.enqueue_trial(other)

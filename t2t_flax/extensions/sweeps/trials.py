@@ -53,7 +53,9 @@ def expand(path: str, fixed: dict[str, str], rows: Sequence[Overrides], seeds: i
             refused.setdefault(str(error), []).append(name)
     if refused:
         lines = (
-            error if len(names) == len(rows) else f"rows {'; '.join(names)}: {error}"
+            error
+            if len(names) == len(rows)
+            else f"row{'s' * (len(names) > 1)} {'; '.join(names)}: {error}"
             for error, names in refused.items()
         )
         raise UserError("\n".join(lines))
@@ -66,7 +68,7 @@ def expand(path: str, fixed: dict[str, str], rows: Sequence[Overrides], seeds: i
 
 
 def make_trial(path: str, fixed: dict[str, str], row: Overrides, name: str, seed: int) -> Trial:
-    """Return the trial of a row and a seed; see `expand`."""
+    """Return the trial of a row and a seed. Raises UserError as `expand`, without the row."""
     overrides = {key: as_text(value) for key, value in row.items() if key != NAME}
     if repeated := overrides.keys() & fixed.keys():
         raise UserError(

@@ -1,6 +1,7 @@
 """M2M-100 and NLLB against transformers: tokens, logits, beams; files that do not fit."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -285,7 +286,7 @@ def test_a_sentencepiece_model_gives_the_ids_of_its_fast_form(tmp_path):
         (m2m100.write_nllb_fast, 159, "slk_Latn", "ces_Latn"),
         (m2m100.write_nllb_sentencepiece, 159, "slk_Latn", "ces_Latn"),
         (m2m100.write_nllb_fast, 170, "slk_Latn", "ces_Latn"),  # rows of padding
-        (m2m100.write_m2m100, 264, "xx", "cs"),
+        (m2m100.write_m2m100, 264, "eo", "cs"),
     ],
 )
 def test_a_new_language_starts_as_another(write, rows, new, like, tmp_path):
@@ -294,7 +295,8 @@ def test_a_new_language_starts_as_another(write, rows, new, like, tmp_path):
     write(folder)
     m2m100.make_model(folder, vocab_size=rows)
     words = ["import", f"--from={folder}", f"--workdir={tmp_path / 'run'}"]
-    assert main([*words, f"--new-language={new}={like}"]) == 0
+    source = f"--source-language={new}"
+    assert main([*words, f"--new-language={new}={like}", source]) == 0
     run = t2t_flax.load(tmp_path / "run", overrides={"decode.strategy": "greedy"})
     own = "eng_Latn" if "_" in new else "en"
     texts = [
@@ -319,11 +321,15 @@ def test_a_new_language_starts_as_another(write, rows, new, like, tmp_path):
     assert len(set(ids)) == 2 and tokenizer.unk_token_id not in ids
     table = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf").model.shared.weight
     assert torch.equal(table[ids[0]], table[ids[1]])
+    own = re.search(r'src_lang="(\w+)"', (tmp_path / "hf" / "README.md").read_text())
+    tokenizer.src_lang = own[1]  # of the README's example
     again = read_model(tmp_path / "hf").tokenizers.source
     assert again.control_symbols == run.tokenizers.source.control_symbols
-    for text in (f"{new}={new}", f"{like}={like}", f"a-b={like}", new):
-        argv = [*words[:2], f"--workdir={tmp_path / 'no'}", f"--new-language={text}"]
+    flag = f"--new-language={new}={like}"
+    for wrong in (f"{new}={new}", f"{like}={like}", f"a-b={like}", f"__xx__={like}", new):
+        argv = [*words[:2], f"--workdir={tmp_path / 'no'}", f"--new-language={wrong}"]
         refused_command(argv, "--new-language")
+    refused_command([*words[:2], f"--workdir={tmp_path / 'no'}", flag, flag], "--new-language", new)
 
 
 @pytest.mark.parametrize("tied", [True, False])
