@@ -11,6 +11,8 @@ from t2t_flax.models.dropout import mix
 
 _SMALL = 2**22
 """Number of elements up to which NumPy is faster than compiling a program."""
+_PART = 2**22
+"""Elements that NumPy weighs at once; its temporary arrays are as large."""
 
 
 def array_shapes(tree: PyTree) -> dict[str, list]:
@@ -47,7 +49,7 @@ def checksums(tree: PyTree) -> dict[str, int]:
     here = all(isinstance(x, np.ndarray) or x.is_fully_addressable for x in leaves)
     # A program would copy arrays of the host, all at once.
     if all(map(_on_host, leaves)) or here and sum(x.size for x in leaves) <= _SMALL:
-        values = [_checksum_on_host(x) for x in jax.device_get(leaves)]
+        values = [_checksum_on_host(np.asarray(x)) for x in leaves]
     else:
         values = jax.device_get(_checksums(leaves))
     return {
@@ -83,8 +85,8 @@ def _checksum(x: jax.Array) -> jax.Array:
 def _checksum_on_host(x: np.ndarray) -> int:
     bits = x.reshape(-1).view(np.dtype(f"uint{8 * x.dtype.itemsize}"))
     total = 0
-    for first in range(0, x.size, _SMALL):  # in parts, as the temporary arrays are large
-        part = bits[first : first + _SMALL].astype(np.uint32)
+    for first in range(0, x.size, _PART):
+        part = bits[first : first + _PART].astype(np.uint32)
         index = np.arange(first, first + part.size, dtype=np.uint32)
         weights = mix(index) | np.uint32(1)  # type: ignore[arg-type]  # same arithmetic
         total += int(np.sum(part * weights, dtype=np.uint32))
