@@ -5,8 +5,8 @@
         --workdir=runs/nllb-tuned --config.data.train='eng_Latn-ces_Latn=train.en,train.cs' \\
         --config.data.valid='eng_Latn-ces_Latn=valid.en,valid.cs'
 
-The model and its search are those of the folder. `--config.finetuning.lora_rank=16` trains adapters
-alone, `--config.finetuning.freeze='encoder_* shared_embedding'` all but the encoder and the tables.
+The model and its beam search are those of the folder. `--config.finetuning.lora_rank=16` trains
+adapters alone, `--config.finetuning.freeze='encoder_* shared_embedding'` the decoder alone.
 For several directions, name several sources: 'eng_Latn-ces_Latn=...; ces_Latn-eng_Latn=...'.
 """
 
@@ -39,11 +39,11 @@ def get_config(_: str = "", overrides: dict[str, str] | None = None):
 
     # Thirty passes over 5,000 pairs at most.
     c.train.steps = 1000
-    # The loss of the validation set ends a run whose loss has not fallen in five measurements.
+    # Stop when the loss of the validation set has not fallen in five measurements.
     c.eval.every_steps = 50
     if "data.valid" in overrides:
         c.eval.patience = 5
-    # Two checkpoints, as each holds the optimizer's state; --best is among them.
+    # The last two checkpoints and the best: each holds the optimizer's state.
     c.checkpoint.every_steps = 50
     c.checkpoint.keep_last = 2
     c.log.every_steps = 10
