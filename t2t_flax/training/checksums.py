@@ -48,8 +48,10 @@ def checksums(tree: PyTree) -> dict[str, int]:
     leaves = [leaf for _, leaf in with_paths]
     here = all(isinstance(x, np.ndarray) or x.is_fully_addressable for x in leaves)
     # A program would copy arrays of the host, all at once.
-    if all(map(_on_host, leaves)) or here and sum(x.size for x in leaves) <= _SMALL:
+    if all(map(_on_host, leaves)):
         values = [_checksum_on_host(np.asarray(x)) for x in leaves]
+    elif here and sum(x.size for x in leaves) <= _SMALL:
+        values = [_checksum_on_host(x) for x in jax.device_get(leaves)]
     else:
         values = jax.device_get(_checksums(leaves))
     return {
@@ -58,7 +60,7 @@ def checksums(tree: PyTree) -> dict[str, int]:
 
 
 def _on_host(x: np.ndarray | jax.Array) -> bool:
-    """Whether NumPy reads the array without a copy."""
+    """Return True if NumPy reads the array without a copy."""
     if isinstance(x, np.ndarray):
         return True
     devices = x.devices()
