@@ -247,7 +247,7 @@ class Checkpoints:
                 active_processes=all_processes
             )
         )
-        # Compression would take time and memory, and save 8 % of the size.
+        # Compression would take time and memory, and save little space.
         arrays = {
             name: ocp.PyTreeCheckpointHandler(use_compression=False, **of_all) for name in _ITEMS
         }

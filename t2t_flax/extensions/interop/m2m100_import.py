@@ -220,9 +220,9 @@ def _new_token(code: str, like: str, languages: Mapping[str, str]) -> str:
 def _sentencepiece_tokens(folder: Path, settings: dict[str, Any]) -> list[str]:
     """Return the tokens by their ids.
 
-    These are fairseq's own four and the pieces, or those of vocab.json if there is one; then the
-    tokens that `added_tokens_decoder` has for the next ids, or else the languages, and <mask> if
-    there is no vocab.json.
+    These are fairseq's own four and the pieces, or the pieces of vocab.json if it is there; then
+    the tokens that `added_tokens_decoder` has for the next ids, or else the languages, and <mask>
+    if there is no vocab.json.
     """
     from sentencepiece import SentencePieceProcessor
 
