@@ -264,11 +264,10 @@ class CTranslate2Translator:
     def _can_decode(self, encoded: EncodedLines, i: int) -> bool:
         """Return True if the rules are the same for a sentence.
 
-        CTranslate2 counts a forced prefix as certain, so it ranks and scores hypotheses
-        differently.
+        CTranslate2 counts a forced prefix as certain, as this project only `EncodedLines.starts`.
         """
         return (
-            not encoded.prefixes[i]
+            len(encoded.prefixes[i]) == (encoded.starts[i] != PAD)
             and max(len(encoded.sources[i]), encoded.caps[i]) <= self._positions
         )
 
@@ -278,6 +277,7 @@ class CTranslate2Translator:
         penalty = c.alpha if c.length_penalty == "power" else 0.0
         return self._exported.translate_batch(
             [_words(encoded.sources[i]) for i in indices],
+            target_prefix=[_words(encoded.prefixes[i]) for i in indices],
             asynchronous=True,
             beam_size=self._beams,
             num_hypotheses=self._beams,

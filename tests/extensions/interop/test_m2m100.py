@@ -208,6 +208,30 @@ def test_exports_hold_the_same_model(imported, tmp_path):
         np.testing.assert_array_equal(ours[path], back[path], err_msg=path)
 
 
+@pytest.mark.parametrize("imported", ["fast"], indirect=True)
+def test_ctranslate2_forces_the_language_as_the_jax_search(imported, monkeypatch):
+    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
+    folder, *_, languages = imported
+    lines = [*(tagged(line, *languages) for line in LINES), ""]
+    for keys in ({"decode.early_stopping": "beam_full"}, {"decode.strategy": "greedy"}):
+        ours, theirs = (
+            t2t_flax.load(folder.parent / "run", overrides=keys | {"decode.engine": engine})
+            for engine in ("jax", "ctranslate2")
+        )
+        left = []
+        monkeypatch.setattr(
+            theirs.decoder,
+            "_jax_translate",
+            lambda lines, prefixes, ours=ours, left=left: left.extend(lines) or ours.translate(lines),
+        )  # fmt: skip
+        for a, b in zip(ours.translate(lines), theirs.translate(lines), strict=True):
+            assert [h.tokens for h in a.hypotheses] == [h.tokens for h in b.hypotheses]
+            assert [h.score for h in b.hypotheses] == pytest.approx(
+                [h.score for h in a.hypotheses], abs=1e-4
+            )
+        assert len(left) < len(lines) - 10, "the engine decodes lines that have no other prefix"
+
+
 @pytest.mark.parametrize("imported", ["last"], indirect=True)
 def test_a_server_offers_all_languages(imported):
     for package in ("fastapi", "python_multipart", "prometheus_client", "uvicorn", "httpx"):
