@@ -29,8 +29,8 @@ SHAPES = {
 }
 
 
-def write_tokenizer(folder: Path) -> None:
-    """Write a SentencePiece model of the built-in corpus, and two languages."""
+def train_sentencepiece() -> bytes:
+    """Return a SentencePiece model of the built-in corpus, with fairseq's ids of special tokens."""
     import sentencepiece
 
     model = io.BytesIO()
@@ -42,7 +42,12 @@ def write_tokenizer(folder: Path) -> None:
         minloglevel=2,
         character_coverage=1.0,
     )
-    (folder / "sentencepiece.bpe.model").write_bytes(model.getvalue())
+    return model.getvalue()
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of two languages, as transformers saves NLLB's."""
+    (folder / "sentencepiece.bpe.model").write_bytes(train_sentencepiece())
     languages = {"additional_special_tokens": ["deu_Latn", "eng_Latn"]}
     (folder / "special_tokens_map.json").write_text(json.dumps(languages))
     (folder / "tokenizer_config.json").write_text(json.dumps({"src_lang": "eng_Latn"}))

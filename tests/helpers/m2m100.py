@@ -1,31 +1,16 @@
 """Folders of M2M-100 and NLLB models with random weights, as transformers saves them."""
 
 import functools
-import io
 import json
 from pathlib import Path
 from typing import Any
 
-from t2t_flax.data.sources import toy
+from benchmarks.import_memory import train_sentencepiece
 
 CODES = ("ace_Arab", "ces_Latn", "deu_Latn", "eng_Latn", "fra_Latn", "zho_Hans", "zho_Hant")
 
 
-@functools.cache
-def sentencepiece(size: int = 150) -> bytes:
-    """A SentencePiece model of the built-in corpus, with fairseq's ids of <unk>, <s> and </s>."""
-    import sentencepiece
-
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([text for pair in toy.pairs("train", 200) for text in pair]),
-        model_writer=model,
-        vocab_size=size,
-        model_type="bpe",
-        minloglevel=2,
-        character_coverage=1.0,
-    )
-    return model.getvalue()
+sentencepiece = functools.cache(train_sentencepiece)
 
 
 def write_nllb_sentencepiece(folder: Path, **settings: Any) -> None:

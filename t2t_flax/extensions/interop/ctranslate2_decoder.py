@@ -275,9 +275,10 @@ class CTranslate2Translator:
         """Queue a search; return a future for each sentence."""
         c = self._config
         penalty = c.alpha if c.length_penalty == "power" else 0.0
+        prefixes = [_words(encoded.prefixes[i]) for i in indices]
         return self._exported.translate_batch(
             [_words(encoded.sources[i]) for i in indices],
-            target_prefix=[_words(encoded.prefixes[i]) for i in indices],
+            target_prefix=prefixes if any(prefixes) else None,
             asynchronous=True,
             beam_size=self._beams,
             num_hypotheses=self._beams,
