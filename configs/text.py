@@ -4,10 +4,10 @@
         --config.data.train=train.en,train.de --config.data.valid=valid.en,valid.de \\
         --config.data.test=test.en,test.de
 
-The file counts the pairs of data.train and takes the first row of SIZES with room for them;
-`configs/text.py:7000` takes the row for 7,000 pairs without counting. A key on the command line
-replaces a value of the row. The preset `text` is the row for 29,000 pairs: `--config=text` works
-where this file is not at hand.
+The file counts the pairs of data.train and takes the first row of SIZES with room for them, with
+more pieces for a script of many characters; `configs/text.py:7000` takes the row for 7,000 pairs
+without counting. A key on the command line replaces a value of the row. The preset `text` is the
+row for 29,000 pairs: `--config=text` works where this file is not at hand.
 """
 
 import functools
@@ -15,7 +15,7 @@ import sys
 from typing import NamedTuple
 
 from t2t_flax.config import default_config
-from t2t_flax.tasks import count_pairs
+from t2t_flax.tasks import count_text
 
 
 class Size(NamedTuple):
@@ -24,7 +24,7 @@ class Size(NamedTuple):
     dropout: float
     rate: float  # the largest learning rate, reached after `warmup` updates
     warmup: int
-    pieces: int  # of the vocabulary
+    pieces: int  # of the vocabulary, with room for FEW_CHARACTERS
     updates: int  # at most; the run stops earlier when BLEU no longer rises
 
 
@@ -32,12 +32,14 @@ class Size(NamedTuple):
 SIZES = {
     4_000: Size(layers=2, width=256, dropout=0.3, rate=2e-3, warmup=300, pieces=2000, updates=3000),
     15_000: Size(
-        layers=2, width=256, dropout=0.3, rate=2e-3, warmup=300, pieces=2000, updates=4000
+        layers=2, width=256, dropout=0.2, rate=1e-3, warmup=300, pieces=4000, updates=4000
     ),
     100_000: Size(
         layers=3, width=128, dropout=0.15, rate=4e-3, warmup=500, pieces=4000, updates=4500
     ),
 }
+
+FEW_CHARACTERS = 300  # Chinese or Japanese text has thousands, and each needs a piece
 
 
 def get_config(pairs: str = "", overrides: dict[str, str] | None = None):
@@ -98,10 +100,17 @@ def _size_for(pairs: int) -> Size:
 
 
 def _size_of(overrides: dict[str, str]) -> Size:
-    given = "data.train" in overrides  # not in `explain --config=configs/text.py`
-    pairs = count_pairs(overrides) if given else 29_000
+    if "data.train" not in overrides:  # as in `explain --config=configs/text.py`
+        size = _size_for(29_000)
+        _say("no data.train", size)
+        return size
+    pairs, characters = count_text(overrides)
     size = _size_for(pairs)
-    _say(f"{pairs:,} pairs to train on" if given else "no data.train", size)
+    reason = f"{pairs:,} pairs to train on"
+    if characters > FEW_CHARACTERS:
+        size = size._replace(pieces=size.pieces + characters - FEW_CHARACTERS)
+        reason += f" in {characters:,} different characters"
+    _say(reason, size)
     return size
 
 

@@ -129,7 +129,11 @@ class TokenStore:
         return "\n".join([f"{self.num_pairs:,} pairs, {tokens}{self._notes(self.meta)}", *sources])
 
     def _notes(self, counts: Mapping[str, int]) -> str:
-        reasons = {"empty": "empty", "too_long": "too long", **self.meta.get("reasons", {})}
+        reasons = {
+            "empty": "empty",
+            "too_long": "too long for data.max_length",
+            **self.meta.get("reasons", {}),
+        }
         notes = counted(counts, {"dropped": "dropped", **reasons, "truncated": "truncated"})
         return f" (of {counts['pairs_read']:,}: {notes})" if notes else ""
 

@@ -122,7 +122,7 @@ class TokenizerText(Source):
         shown = {
             **self.source.reasons,
             "empty": EMPTY,
-            "too_long": "too long",
+            "too_long": "too long for data.max_length",
             **{one.reason: one.shown for one in self.filters},
         }
         return UserError(

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -258,10 +258,15 @@ def task_of(config: Config) -> Task:
     return TASKS.load(name)(config)
 
 
-def count_pairs(overrides: Mapping[str, str], most: int = 1_000_000) -> int:
-    """Return the number of training pairs, at most `most`, before any is filtered.
+class TextCounts(NamedTuple):
+    pairs: int
+    characters: int  # distinct ones, of both sides
 
-    For a config file that chooses its values by it. Raises UserError if they cannot be read.
+
+def count_text(overrides: Mapping[str, str], most: int = 1_000_000) -> TextCounts:
+    """Return counts of the first `most` training pairs, before any is filtered.
+
+    For a config file that chooses its values by them. Raises UserError if they cannot be read.
 
     Args:
         overrides: text by key; those of `data` and of extensions say what to read.
@@ -275,9 +280,14 @@ def count_pairs(overrides: Mapping[str, str], most: int = 1_000_000) -> int:
 
 
 @functools.cache  # a sweep reads its config for each trial
-def _count(data: frozenset[tuple[str, str]], most: int) -> int:
+def _count(data: frozenset[tuple[str, str]], most: int) -> TextCounts:
     task = task_of(resolve(override(default_config(), dict(data))))
-    return sum(1 for _ in itertools.islice(split_source(task, "train").read(), most))
+    pairs, characters = 0, set[str]()
+    for row in itertools.islice(split_source(task, "train").read(), most):
+        pairs += 1
+        if not isinstance(row, str):  # the reason why a pair is dropped
+            characters.update(*row)
+    return TextCounts(pairs, len(characters))
 
 
 def lower_is_better(name: str) -> bool:

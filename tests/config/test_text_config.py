@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from t2t_flax import config as config_lib
-from t2t_flax.tasks import count_pairs
+from t2t_flax.tasks import count_text
 from tests.helpers.refusals import assert_names, refused
 
 TEXT = str(Path(__file__).parents[2] / "configs" / "text.py")
@@ -23,6 +23,17 @@ def test_small_text_gets_a_row_of_its_own(tmp_path, capsys):
     assert config == config_lib.load_config(f"{TEXT}:2001", data)
     assert config != config_lib.load_config(f"{TEXT}:29000", data)
     assert_names(capsys.readouterr().err, "2,001", str(config.model.d_model))
+
+
+def test_a_script_of_many_characters_gets_a_piece_for_each(tmp_path, capsys):
+    """A tokenizer has no piece to spare for words where the characters take them all."""
+    data = write_pairs(tmp_path, 260)
+    chosen = config_lib.load_config(f"{TEXT}:260", data)
+    words = ["".join(chr(0x4E00 + 10 * row + i) for i in range(10)) for row in range(260)]
+    (tmp_path / "train.de").write_text("\n".join(words) + "\n", encoding="utf-8")
+    config = config_lib.load_config(TEXT, data)
+    assert config.data.vocab_size - chosen.data.vocab_size >= 2600 - 300
+    assert_names(capsys.readouterr().err, "2,603", f"{config.data.vocab_size:,}")
 
 
 def test_overrides_replace_values_of_the_row(tmp_path):
@@ -51,7 +62,7 @@ def test_bleu_ends_the_run_where_there_is_validation_text():
 )
 def test_pairs_are_counted_in_any_source(train, count):
     overrides = {"data.train": train, "model.d_model": "not a number"}
-    assert count_pairs(overrides, most=1000) == count
+    assert count_text(overrides, most=1000).pairs == count
 
 
 def test_files_that_cannot_be_counted_are_named(tmp_path):
