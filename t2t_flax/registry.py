@@ -11,6 +11,8 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from t2t_flax.errors import UserError
+
 Row = TypeVar("Row")
 
 
@@ -47,13 +49,17 @@ class Table(dict[str, Row]):
     def load(self, name: str) -> Any:
         """Import the module of a row, and return the module or its object.
 
-        Raises ValueError for an unknown name.
+        Raises ValueError for an unknown name, UserError for a row without its object.
         """
         load_extensions()
         if name not in self:
             raise ValueError(f"{name!r} is none of {', '.join(self)}")
         module, _, attribute = getattr(self[name], "module", str(self[name])).partition(":")
         loaded = importlib.import_module(module)
+        if attribute and not hasattr(loaded, attribute):
+            raise UserError(
+                f"the row {name!r} is {module}:{attribute}, but {module} lacks {attribute}"
+            )
         return getattr(loaded, attribute) if attribute else loaded
 
 

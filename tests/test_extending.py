@@ -87,6 +87,12 @@ def test_modules_outside_the_package_are_named_in_the_environment(tmp_path, monk
             importlib.reload(t2t_flax.extensions)
 
 
+def test_row_without_its_object_is_refused(monkeypatch):
+    monkeypatch.setitem(SCHEDULES, "lost", "statistics:lost")
+    with refused("'lost'", "statistics:lost"):
+        SCHEDULES.load("lost")
+
+
 def test_function_as_a_row_is_refused():
     with refused("'mean'", "statistics:mean", error=TypeError):
         SCHEDULES.add("mean", statistics.mean)

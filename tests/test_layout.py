@@ -7,7 +7,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "t2t_flax"
 ALLOWED_IMPORTS = {
     "errors": set(),
-    "registry": {"extensions"},  # loads them
+    "registry": {"errors", "extensions"},  # loads extensions
     "version": set(),
     "files": {"errors", "registry"},
     "json_file": set(),

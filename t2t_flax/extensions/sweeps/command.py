@@ -292,6 +292,11 @@ def _list_trials(sweep: dict[str, Any], *, brief: bool) -> None:
             for name, t in trials.items()
         ]
         print(markdown_table(("trial", "overrides"), lines))
+    if not sweep["selection"]:  # said before the trials cost anything
+        print(
+            f"warning: no trial evaluates a validation set, so rows are ranked by {sweep['score']}"
+            " of the test set; set config.data.valid and config.eval.every_steps"
+        )
 
 
 def _train(

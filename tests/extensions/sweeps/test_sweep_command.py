@@ -52,6 +52,13 @@ def test_dry_run_lists_trials_and_writes_nothing(tmp_path, capsys):
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.parametrize("steps, warns", [(100, True), (1800, False)])
+def test_a_rank_by_the_test_set_is_said_before_trials_run(tmp_path, capsys, steps, warns):
+    arguments = ["--set", "model.dropout=0.1,0.2", "--dry-run", f"--config.train.steps={steps}"]
+    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", *arguments) == OK
+    assert ("config.eval.every_steps" in capsys.readouterr().out) == warns
+
+
 def test_the_process_of_the_sweep_needs_no_jax():
     """Its trainings use it; the process may hold no device."""
     code = "import sys, t2t_flax.extensions.sweeps.command; assert 'jax' not in sys.modules"
