@@ -203,15 +203,16 @@ def _last_regular(
     wanted = list(itertools.islice(regular, choice.average))
     there = list(itertools.takewhile(steps.__contains__, wanted))
     c = config.checkpoint
+    found = f"{there}" if there == wanted else f"{there} of {wanted}"
     why = (
-        f"of the regular checkpoints {wanted} {workdir} has {there} (config.checkpoint.every_steps"
-        f" = {c.every_steps}, keep_last = {c.keep_last}); those of a stop or an evaluation do not"
-        " count"
+        f"{workdir} has the regular checkpoints {found}"
+        f" (config.checkpoint.every_steps = {c.every_steps}, keep_last = {c.keep_last}); those of a"
+        " stop or an evaluation do not count"
     )
     if len(there) < choice.average and not choice.at_most:
         raise UserError(
-            f"cannot average {choice.average} checkpoints: {why}. Choose a smaller number, or"
-            " continue training."
+            f"cannot average {choice.average} checkpoints: {why}. Choose a smaller number, leave"
+            " --average out for the newest checkpoint, or continue training."
         )
     if there != wanted:
         log.warning("averaging fewer than %d checkpoints: %s", choice.average, why)
