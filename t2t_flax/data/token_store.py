@@ -28,6 +28,8 @@ from t2t_flax.files import (
 )
 from t2t_flax.json_file import parse_json
 
+TOO_LONG = "too long for data.max_length"  # in messages, after a number
+
 FORMAT_VERSION = 2
 """Version of the files. A store of another version is written again."""
 SIDES = ("source", "target")
@@ -129,11 +131,7 @@ class TokenStore:
         return "\n".join([f"{self.num_pairs:,} pairs, {tokens}{self._notes(self.meta)}", *sources])
 
     def _notes(self, counts: Mapping[str, int]) -> str:
-        reasons = {
-            "empty": "empty",
-            "too_long": "too long for data.max_length",
-            **self.meta.get("reasons", {}),
-        }
+        reasons = {"empty": "empty", "too_long": TOO_LONG, **self.meta.get("reasons", {})}
         notes = counted(counts, {"dropped": "dropped", **reasons, "truncated": "truncated"})
         return f" (of {counts['pairs_read']:,}: {notes})" if notes else ""
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from t2t_flax.data.preprocess import CHUNK_PAIRS, EMPTY, Pair, Policies, rows_of
 from t2t_flax.data.progress import Report, reported, silent
 from t2t_flax.data.sources import PairOrReason, Source, counted, draw_pairs
+from t2t_flax.data.token_store import TOO_LONG
 from t2t_flax.errors import UserError
 
 CHARACTERS_OF_TOKEN = 16
@@ -122,7 +123,7 @@ class TokenizerText(Source):
         shown = {
             **self.source.reasons,
             "empty": EMPTY,
-            "too_long": "too long for data.max_length",
+            "too_long": TOO_LONG,
             **{one.reason: one.shown for one in self.filters},
         }
         return UserError(
